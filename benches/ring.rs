@@ -1,8 +1,6 @@
 //! Messages of the shared-memory transport, through its public interface: from one thread to
 //! another on a core of its own and back, in a stream, and from a rank to itself, where no cache
 //! line moves.
-//!
-//! Figures: `benches/README.md`.
 #![allow(unsafe_code, missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

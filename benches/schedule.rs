@@ -1,7 +1,5 @@
 //! Building schedules, and preparing them for the engine: what the first call of a kind costs, and
 //! no later one.
-//!
-//! Figures: `benches/README.md`.
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

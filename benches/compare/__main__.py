@@ -15,6 +15,7 @@ import choice
 import instructions
 import network
 import peers
+import picture
 import rdma
 import rows
 import table
@@ -24,8 +25,8 @@ from measure import judge, measure
 ROUNDS = 5
 ROUNDS_QUICK = 2
 # Programs that a machine may lack.
-OPTIONAL = ("mpirun", "allreduce_mpi", "roofline", "cacheline", "torch_python", "allreduce_gloo")
-OPTIONAL += ("iperf3", "iperf3_loopback", "two_hosts")
+OPTIONAL = ("mpirun", "allreduce_mpi", "mpiexec_mpich", "allreduce_mpich", "roofline", "cacheline", "torch_python")
+OPTIONAL += ("allreduce_gloo", "iperf3", "iperf3_loopback", "two_hosts")
 ALWAYS = rows.ROWS + network.ROWS
 # Above this share of the cores in use by others the figures say little.
 LOAD_MAX = 0.3
@@ -53,6 +54,7 @@ def arguments():
     parser.add_argument(
         "--rdma", action="store_true", help="instead: beside perftest over Soft-RoCE, in one boot of tools/rdma-vm; medians"
     )
+    parser.add_argument("--picture", metavar="FILE", help="instead: an allreduce over message size beside its peers, drawn as SVG")
     parser.add_argument("--linerate", metavar="PATH", help=argparse.SUPPRESS)
     parser.add_argument("--peers", metavar="FOLDER", type=pathlib.Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -93,8 +95,7 @@ def teller():
     return lambda text: print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
 
-def write(target, document):
-    text = json.dumps(document, indent=2) + "\n"
+def write(target, text):
     if target == "-":
         sys.stdout.write(text)
         return
@@ -111,7 +112,7 @@ def main():
         print("\n".join(case["name"] for case in rdma.CASES if wanted(case["name"])))
         return 0
     if args.list:
-        print("\n".join(row.name for row in ALWAYS + rows.GLOO_ROWS if wanted(row.name)))
+        print("\n".join(row.name for row in ALWAYS + rows.OTHER_ROWS if wanted(row.name)))
         return 0
     tell = teller()
     about = machine()
@@ -133,12 +134,23 @@ def main():
         text = rdma.build(results, at_once)
         document["processors_at_once"] = at_once
         document["allreduce"] = rdma.share(results)
+    elif args.picture:
+        tools, skipped = peers.build(args.peers)
+        tools["linerate"] = args.linerate
+        measured = picture.points(lambda command: peers.is_there(command, tools, OPTIONAL))
+        runs = measure(measured, args.rounds, tools, tell)
+        results = picture.judge(measured, runs)
+        skipped += picture.failures(measured, runs)
+        if not results:
+            print(f"tools/speed: nothing to draw: {'; '.join(skipped)}", file=sys.stderr)
+            return 1
+        write(args.picture, picture.build(results, about, args.rounds))
+        text = f"{args.picture}: {', '.join(line['name'] for line in results)}"
     else:
         tools, skipped = peers.build(args.peers)
         tools["linerate"] = args.linerate
         chosen = [row for row in ALWAYS if wanted(row.name) and peers.is_there(row.ours, tools, OPTIONAL)]
-        if "torch_python" in tools:
-            chosen += [row for row in rows.GLOO_ROWS if wanted(row.name)]
+        chosen += [row for row in rows.OTHER_ROWS if wanted(row.name) and peers.is_there(row.peer, tools, OPTIONAL)]
         chosen = [peers.without_missing(row, tools, OPTIONAL) for row in chosen]
         runs = measure(chosen, args.rounds, tools, tell)
         results = [judge(row, runs) for row in chosen]
@@ -151,7 +163,8 @@ def main():
     lines = [heading, text, *(f"skipped: {reason}" for reason in skipped)]
     print("\n".join(lines), file=sys.stderr if args.json == "-" else sys.stdout)
     if args.json:
-        write(args.json, {**document, "results": results, "skipped": skipped})
+        document = {**document, "results": results, "skipped": skipped}
+        write(args.json, json.dumps(document, indent=2) + "\n")
     return 0
 
 

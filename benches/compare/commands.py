@@ -163,6 +163,11 @@ def mpi(ranks, size, transport=("-mca", "btl", "self,vader")):
     return Command(argv + tuple(transport) + ("-np", str(ranks), "allreduce_mpi", str(size)), read_last_number)
 
 
+def mpich(ranks, size):
+    """MPICH's side, over what it takes within a host by itself."""
+    return Command(("mpiexec_mpich", "-n", str(ranks), "allreduce_mpich", str(size)), read_last_number)
+
+
 def gloo(ranks, size):
     """Gloo's side, over the loopback interface."""
     return Command(("torch_python", "allreduce_gloo", str(ranks), str(size)), read_last_number)

@@ -16,26 +16,31 @@ def build(folder):
     folder.mkdir(parents=True, exist_ok=True)
     tools, missing = {}, []
     compilers = {
-        "roofline": ("cc", ["-O3", "-march=native", "-pthread"], "gcc"),
-        "cacheline": ("cc", ["-O2"], "gcc"),
-        "allreduce_mpi": (first_found("mpicc.openmpi"), ["-O3"], "openmpi-bin libopenmpi-dev"),
+        "roofline": ("roofline", "cc", ["-O3", "-march=native", "-pthread"], "gcc"),
+        "cacheline": ("cacheline", "cc", ["-O2"], "gcc"),
+        "allreduce_mpi": ("allreduce_mpi", first_found("mpicc.openmpi"), ["-O3"], "openmpi-bin libopenmpi-dev"),
+        "allreduce_mpich": ("allreduce_mpi", first_found("mpicc.mpich"), ["-O3"], "mpich libmpich-dev"),
     }
-    for name, (compiler, flags, packages) in compilers.items():
+    for name, (source, compiler, flags, packages) in compilers.items():
         if compiler is None or shutil.which(compiler) is None:
             missing.append(f"{name}: no compiler for it (Debian: apt-get install {packages})")
             continue
         target = folder / name
-        argv = [compiler, *flags, str(SOURCES / f"{name}.c"), "-o", str(target)]
+        argv = [compiler, *flags, str(SOURCES / f"{source}.c"), "-o", str(target)]
         done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode == 0:
             tools[name] = str(target)
         else:
             missing.append(f"{name}: {' '.join(argv)}: {done.stderr.strip()}")
-    launcher = first_found("mpirun.openmpi")
-    if launcher:
-        tools["mpirun"] = launcher
-    elif "allreduce_mpi" in tools:
-        missing.append("mpirun.openmpi: not there (Debian: apt-get install openmpi-bin)")
+    for name, launcher, program, package in (
+        ("mpirun", "mpirun.openmpi", "allreduce_mpi", "openmpi-bin"),
+        ("mpiexec_mpich", "mpiexec.mpich", "allreduce_mpich", "mpich"),
+    ):
+        path = first_found(launcher)
+        if path:
+            tools[name] = path
+        elif program in tools:
+            missing.append(f"{launcher}: not there (Debian: apt-get install {package})")
     program = first_found("iperf3")
     if program:
         tools.update(iperf3=program, iperf3_loopback=str(SOURCES / "iperf3.py"))

@@ -7,7 +7,7 @@ limit. They count only within one run: absolute times differ from machine to mac
 from dataclasses import dataclass
 from typing import Optional, Union
 
-from commands import Command, bench, cacheline, gloo, mpi, replay, roofline
+from commands import Command, bench, cacheline, gloo, mpi, mpich, replay, roofline
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -101,7 +101,7 @@ ROWS = [
     *two_ranks("caller", CALLER),
     all_reduce(4, 8, "registered", mpi(4, 8), cacheline(), peer_ratio_min=1.0),
     all_reduce(4, 16 * MIB, "registered", mpi(4, 16 * MIB), roofline(4, 16 * MIB), peer_ratio_min=3.0),
-    all_reduce(16, 8, "registered", limit=SIXTEEN_RANKS_US_MAX, limit_ratio_min=1.0),
+    all_reduce(16, 8, "registered", mpi(16, 8), limit=SIXTEEN_RANKS_US_MAX, limit_ratio_min=1.0),
     all_reduce(32, 8, "registered"),
     Row(
         name="replay resnet50 2 ranks: exposed; limit: last flush by itself",
@@ -116,14 +116,15 @@ ROWS = [
     ),
 ]
 
-# Only where torch is there; never judged.
-GLOO_ROWS = [
+# Beside peers that few machines have: only where they are there, and never judged.
+OTHER_ROWS = [
     Row(
-        name=f"gloo beside shm 2 ranks caller {describe_size(size)}",
+        name=f"{name} beside shm 2 ranks caller {describe_size(size)}",
         ours=bench("allreduce", 2, size, "caller", "shm"),
-        peer=gloo(2, size),
+        peer=command(2, size),
         size=size,
         bus_factor=1.0,
     )
+    for name, command in (("mpich", mpich), ("gloo", gloo))
     for size in (8, 2 * MIB, 16 * MIB)
 ]

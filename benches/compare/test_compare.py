@@ -2,12 +2,14 @@
 
 import json
 import unittest
+import xml.etree.ElementTree
 
 import choice
 import commands
 import instructions
 import network
 import peers
+import picture
 import rdma
 import rdma_guest
 import rows
@@ -93,7 +95,7 @@ class Reading(unittest.TestCase):
 
 class Rows(unittest.TestCase):
     def test_names_are_different(self):
-        names = [one.name for one in rows.ROWS + network.ROWS + rows.GLOO_ROWS]
+        names = [one.name for one in rows.ROWS + network.ROWS + rows.OTHER_ROWS]
         self.assertEqual(len(names), len(set(names)))
 
     def test_a_row_loses_the_sides_whose_programs_are_missing(self):
@@ -110,6 +112,50 @@ class Rows(unittest.TestCase):
     def test_columns_are_aligned(self):
         lines = table.align([("a", "bb"), ("ccc", "d")])
         self.assertEqual(lines, ["a    bb", "ccc   d"])
+
+
+class Picture(unittest.TestCase):
+    ABOUT = {"cpu": "A <fast> & small CPU", "cores": 2, "time": "2026-01-02T03:04:05Z"}
+
+    def drawn(self, lines):
+        text = picture.build(lines, self.ABOUT, 5)
+        root = xml.etree.ElementTree.fromstring(text)
+        return text, [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+    def lines(self, busbw):
+        return [{"name": one.name, "points": [(size, busbw) for size in picture.SIZES]} for one in picture.SERIES]
+
+    def test_a_picture_names_its_lines_units_machine_and_date(self):
+        text, words = self.drawn(self.lines(3.0))
+        self.assertTrue({one.name for one in picture.SERIES} <= set(words))
+        said = " ".join(words)
+        for part in ("GB/s", "1 KiB", "64 MiB", "A <fast> & small CPU, 2 cores, 2026-01-02", "Best of 5 runs"):
+            self.assertIn(part, said)
+        self.assertLess(len(text), 30_000)
+
+    def test_every_point_lies_in_the_field(self):
+        for values in ((0.004, 99.0), (1.0, 1.0), (0.01, 100.0)):
+            lines = [{"name": "MPICH", "points": [(picture.SIZES[0], values[0]), (picture.SIZES[-1], values[1])]}]
+            root = xml.etree.ElementTree.fromstring(picture.build(lines, self.ABOUT, 1))
+            for dot in root.iter("{http://www.w3.org/2000/svg}circle"):
+                self.assertTrue(picture.LEFT <= float(dot.get("cx")) <= picture.RIGHT)
+                self.assertTrue(picture.TOP <= float(dot.get("cy")) <= picture.BOTTOM)
+
+    def test_what_is_missing_or_failed_has_no_line_and_is_told(self):
+        measured = picture.points(lambda command: command.argv[0] != "torch_python")
+        runs = Runs()
+        for point in measured:
+            for one, command in point.sides:
+                if one.name == "MPICH":
+                    runs.fail(command, "no such program")
+                else:
+                    runs.add(command, {"us": point.size / 2e3})
+        lines = picture.judge(measured, runs)
+        self.assertEqual([line["name"].split()[0] for line in lines], ["limit:", "linerate", "Open"])
+        self.assertEqual(lines[1]["points"], [(size, 2.0) for size in picture.SIZES])
+        self.assertEqual(lines[0]["points"][0][0], picture.LIMIT_BYTES_MIN)
+        self.assertIn("no such program", picture.failures(measured, runs))
+        self.assertNotIn("MPICH", self.drawn(lines)[1])
 
 
 class Choice(unittest.TestCase):

@@ -3,7 +3,7 @@
 //!
 //! Times include the transport's. Its share, and so the engine's own, is counted in instructions:
 //! with `--operations COUNT NAME` this program runs one case that often and prints its steps, for
-//! callgrind (`tools/speed --instructions` does both). Figures: `benches/README.md`.
+//! callgrind (`tools/speed --instructions` does both).
 #![allow(missing_docs)]
 
 mod turns;

@@ -207,7 +207,8 @@ impl Region {
     /// first touch), so that no operation has to wait for them; in huge pages where it can be,
     /// unless they are not wanted.
     ///
-    /// Best effort: pages that cannot be had now are looked for again at their first use.
+    /// Best effort: pages that cannot be had now are looked for again at their first use. Windows
+    /// and control memory are not populated, because most jobs touch a part of their 4 MiB.
     pub fn populate(&self, use_huge_pages: bool) {
         if self.mapped_bytes > 0 {
             pages::populate(self.address, self.mapped_bytes, use_huge_pages);

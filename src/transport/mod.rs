@@ -301,7 +301,7 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     /// Sends a message of at most [`Capabilities::inline_bytes`] bytes without a completion (clause
     /// 19); false: not here.
     ///
-    /// For short messages the completion is a fifth of the engine's work (benches/README.md).
+    /// For short messages the completion is a fifth of the engine's work.
     ///
     /// # Safety
     /// "Memory of posts" in the [module](self).

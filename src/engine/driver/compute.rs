@@ -190,8 +190,8 @@ impl Driver {
     /// written is the result itself, not a window or scratch memory that somebody reads next.
     ///
     /// With 2 ranks and a cache of 32 MiB that made operations of 8 to 128 MiB out of place, and
-    /// all-gather in place, 1.2 to 2.4 times as fast in most runs (benches/README.md). Reductions
-    /// in place write what they read and stay as they are.
+    /// all-gather in place, 1.2 to 2.4 times as fast in most runs (Zen 4). Reductions in place
+    /// write what they read and stay as they are.
     fn is_streamed(&self, round: &Round) -> bool {
         let reaches_buffers = round.program.prepared.reaches_buffers;
         if self.sources[0].len_bytes() < PIECE_BYTES_STREAMED_MIN || !reaches_buffers {
