@@ -19,8 +19,8 @@ const UNROLL: usize = 4;
 
 /// How far behind the vectors at hand the lines are that are asked for, to be written. What a rank
 /// writes, others have just read or staged; a line that comes when it is stored to is waited for,
-/// and a line that comes to be read comes a second time to be written. An allreduce of 2 MiB went at
-/// 8.5 GB/s with 1 KiB, 8.7 with 2 KiB and 8.2 with 512 B.
+/// and a line that comes to be read comes a second time to be written. An allreduce of 2 MiB went
+/// at 8.5 GB/s with 1 KiB, 8.7 with 2 KiB and 8.2 with 512 B.
 const AHEAD_BYTES: usize = 1024;
 
 /// One vector of elements of one type on one instruction set.
