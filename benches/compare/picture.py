@@ -33,7 +33,7 @@ class Series:
 
 SERIES = (
     Series(
-        "limit: memory, without messages",
+        "limit of the machine (memory)",
         lambda size: roofline(RANKS, size),
         "#666666",
         dashes="7 5",

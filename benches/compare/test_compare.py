@@ -151,7 +151,7 @@ class Picture(unittest.TestCase):
                 else:
                     runs.add(command, {"us": point.size / 2e3})
         lines = picture.judge(measured, runs)
-        self.assertEqual([line["name"].split()[0] for line in lines], ["limit:", "linerate", "Open"])
+        self.assertEqual([line["name"].split()[0] for line in lines], ["limit", "linerate", "Open"])
         self.assertEqual(lines[1]["points"], [(size, 2.0) for size in picture.SIZES])
         self.assertEqual(lines[0]["points"][0][0], picture.LIMIT_BYTES_MIN)
         self.assertIn("no such program", picture.failures(measured, runs))
