@@ -73,7 +73,7 @@ pub mod sparse {
 
 pub mod transport {
     pub use crate::transport::between::own_offer;
-    pub use crate::transport::open::UNBUILT;
+    pub use crate::transport::open::{UNBUILT, check_name};
 }
 
 pub mod verbs {

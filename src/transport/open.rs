@@ -12,6 +12,32 @@ use crate::types::Rank;
 /// Transports that this version knows by name and does not contain.
 pub const UNBUILT: [&str; 1] = ["ofi"];
 
+/// An error unless a transport has this name, whether it can be used here or not.
+///
+/// ```text
+/// auto  shm  tcp  verbs[:device]  router[:tcp|:verbs[:device]]  ofi[:provider]  sim
+/// ```
+pub fn check_name(name: &str) -> std::result::Result<(), String> {
+    let (kind, detail) = match name.split_once(':') {
+        Some((kind, detail)) => (kind, Some(detail)),
+        None => (name, None),
+    };
+    let is_known = match (kind, detail) {
+        ("auto" | "router" | "shm" | "tcp" | "sim" | "verbs" | "ofi", None) => true,
+        ("verbs" | "ofi", Some(detail)) => !detail.is_empty(),
+        ("router", Some(far)) if matches!(far.split(':').next(), Some("tcp" | "verbs")) => {
+            return check_name(far);
+        }
+        _ => false,
+    };
+    match is_known {
+        true => Ok(()),
+        false => Err(format!(
+            "unknown transport '{name}': one of auto shm tcp verbs[:device] router[:tcp|:verbs] ofi[:provider] sim"
+        )),
+    }
+}
+
 /// What some providers are told besides.
 #[derive(Clone, Debug, Default)]
 pub struct Options {

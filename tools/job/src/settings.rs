@@ -60,25 +60,10 @@ pub fn local_world_size() -> Option<u32> {
     launched()?.local_ranks?.parse().ok()
 }
 
-/// Whether a transport has a name that is known, if not one that can be used.
+/// Whether a transport has a name that is known, if not one that can be used. `source`: where the
+/// name stands, for the error.
 pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
-    let (kind, detail) = match name.split_once(':') {
-        Some((kind, detail)) => (kind, Some(detail)),
-        None => (name, None),
-    };
-    if let ("router", Some(far)) = (kind, detail)
-        && matches!(far.split(':').next(), Some("tcp" | "verbs"))
-    {
-        return check_transport(source, far);
-    }
-    let takes_detail = matches!(kind, "verbs" | "ofi");
-    let is_known = takes_detail || matches!(kind, "auto" | "router" | "shm" | "tcp" | "sim");
-    if is_known && (detail.is_none() || (takes_detail && detail != Some(""))) {
-        return Ok(());
-    }
-    Err(format!(
-        "{source}: unknown transport '{name}': one of auto shm tcp verbs[:device] router[:tcp|:verbs] ofi[:provider] sim"
-    ))
+    unstable::transport::check_name(name).map_err(|text| format!("{source}: {text}"))
 }
 
 /// Why a transport that exists by name cannot be used, if so.
