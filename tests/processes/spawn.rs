@@ -16,7 +16,7 @@ pub fn spawn(role: &str, ranks: u32, extra: &[(&str, &str)]) -> Vec<Output> {
     )
 }
 
-/// The same with one more variable per rank, in which ranks differ.
+/// As [`spawn`], with one more variable per rank, in which ranks differ.
 pub fn spawn_each(role: &str, own: &[(&str, &str)], extra: &[(&str, &str)]) -> Vec<Output> {
     end(start(role, own, extra))
 }

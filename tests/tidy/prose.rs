@@ -1,4 +1,4 @@
-//! Comments of Rust files: their width, and words that strangers stumble over.
+//! Comments of Rust files: their width, and words that make them hard to read.
 
 use super::text::places_of;
 use super::{check_rule, check_tree, is_foreign};
