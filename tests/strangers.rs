@@ -1,5 +1,5 @@
-//! Who connects to a rank of the `tcp` transport and should not: peers of no job, replays, floods, and
-//! ranks that have the secret and break the rules. Real sockets; the job goes on, memory stays
+//! Who connects to a rank of the `tcp` transport and should not: peers of no job, replays, floods,
+//! and ranks that have the secret and break the rules. Real sockets; the job goes on, memory stays
 //! bounded, and the log says who.
 //!
 //! What needs limits or a log of its own runs in a process: this program again, with

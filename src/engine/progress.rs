@@ -2,10 +2,10 @@
 //! the order rules in [`crate::schedule`]; it knows no transport and no memory.
 //!
 //! Each step counts what keeps it from starting, and what keeps it from completing; a step
-//! that completes counts down for those that depend on it. Where steps are *whole*, one chunk each, that
-//! is all: a step starts when what it overlaps has been processed. Longer steps follow those that
-//! they overlap *piecewise*: a step that cannot go on waits for one earlier step at a time, until
-//! that one has processed as many elements as it needs.
+//! that completes counts down for those that depend on it. Where steps are *whole*, one chunk each,
+//! that is all: a step starts when what it overlaps has been processed. Longer steps follow those
+//! that they overlap *piecewise*: a step that cannot go on waits for one earlier step at a time,
+//! until that one has processed as many elements as it needs.
 //!
 //! An edge is touched about twice in a round, however many steps there are: the builder leaves out
 //! edges that others imply.

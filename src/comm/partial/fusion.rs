@@ -71,7 +71,8 @@ struct Fused {
     tensors: Vec<usize>,
     partial: PartialAllreduce,
     /// By place, what has been submitted of the step that it is at. Held while a whole step is
-    /// handed over, which may wait for a result to be taken: a thread that takes one must not lock this.
+    /// handed over, which may wait for a result to be taken: a thread that takes one must not lock
+    /// this.
     gradients: ProcessOwned<Mutex<Vec<Option<Submitted>>>>,
     /// Whole steps that have been handed over.
     steps: AtomicU64,
