@@ -100,7 +100,7 @@ fn plain_loop<T: Element>(a: View, b: View, to: View, plain: impl Fn(T, T) -> T)
     }
 }
 
-/// The same loop for wider vectors; inlined, so that it is compiled with the features of its
+/// As [`plain_loop`], for wider vectors; inlined, so that it is compiled with the features of its
 /// caller.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]

@@ -311,7 +311,7 @@ fn ranks_may_differ_in_whether_their_memory_is_registered() {
     }
 }
 
-/// The same calls again and again on memory that is not registered on one rank, by some ranks one
+/// Repeats calls on memory that is not registered on one rank, by some ranks one
 /// after the other and by others several at a time: what is remembered of them must be the same
 /// everywhere at every start.
 fn learned(comm: &Communicator) {

@@ -1,6 +1,6 @@
 //! Ranks as processes that find each other over TCP, through files and on ports of a job's name;
-//! and what keeps them from it: strangers, other secrets, taken ports, ranks that never come or
-//! cannot take part.
+//! and what keeps them from it: other programs, other secrets, taken ports, ranks that never come
+//! or cannot take part.
 
 #[path = "rendezvous/job.rs"]
 mod job;

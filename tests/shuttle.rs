@@ -3,7 +3,7 @@
 //!
 //! `comm/driving.rs` and files of `wait` are compiled here a second time, against shuttle's locks,
 //! threads and atomics and a small engine (`shuttle/engine.rs`). Sleeps have no time limit here:
-//! anyone who is not woken sleeps forever, and shuttle finds the deadlock.
+//! a thread that is not woken sleeps forever, and shuttle finds the deadlock.
 // The files have more than the models use, and what is `unsafe` of real memory is safe of a
 // model's.
 #![allow(dead_code, unsafe_code, unused_unsafe)]

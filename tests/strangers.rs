@@ -1,5 +1,5 @@
-//! Who connects to a rank of the `tcp` transport and should not: strangers, replays, floods, and
-//! ranks that have the secret and break the rules. Real sockets; the job goes on, memory stays
+//! Who connects to a rank of the `tcp` transport and should not: peers of no job, replays, floods,
+//! and ranks that have the secret and break the rules. Real sockets; the job goes on, memory stays
 //! bounded, and the log says who.
 //!
 //! What needs limits or a log of its own runs in a process: this program again, with
@@ -158,7 +158,7 @@ fn a_recorded_hello_is_worth_nothing() {
     let mut recorded = Vec::new();
     relay(&listener, real, &mut pair, &mut recorded);
     assert_eq!(turned_away(&pair), 0);
-    // The same bytes again, at once and in pieces.
+    // Sends the recorded bytes again, at once and in pieces.
     for pieces in [1, 2] {
         let mut stream = TcpStream::connect(real).unwrap();
         for piece in recorded.chunks(recorded.len() / pieces) {
@@ -170,8 +170,8 @@ fn a_recorded_hello_is_worth_nothing() {
     }
 }
 
-/// Breaks every rail of this process to the rank that listens there, but not the connections of
-/// these strangers.
+/// Breaks every rail of this process to the rank that listens there, but not these
+/// connections from outside the job.
 fn break_rails(place: SocketAddr, strangers: &[TcpStream]) -> usize {
     let ports: Vec<SocketAddr> = strangers.iter().map(|s| s.local_addr().unwrap()).collect();
     let is_rail = |c: &connections::Connection| c.own == place && !ports.contains(&c.peer);

@@ -79,7 +79,7 @@ const UNSAFE_ALLOWED: [&str; 21] = [
     // The tools' own regions, and what they post of them.
     "tools/job/src/access.rs",
     "tools/src/perf/link.rs",
-    // The same of tests that drive a transport, and a transport with faults.
+    // Regions of tests that drive a transport, and a transport with faults.
     "tests/access/",
     "tests/conformance/mutants.rs",
     // Shows that a post is written with its promise.

@@ -109,7 +109,7 @@ impl<T: Element> Buffer<T> {
         Buffer::of(self.raw.part(start * size, (end - start) * size))
     }
 
-    /// The same bytes as elements of another type.
+    /// This buffer's bytes as elements of another type.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the length is no whole number of them, or they would not be

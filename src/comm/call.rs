@@ -114,7 +114,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The same call on these buffers.
+    /// This call on these buffers.
     pub fn with<'b>(self, input: &'b RawBuffer, output: &'b RawBuffer) -> Call<'b>
     where
         'a: 'b,

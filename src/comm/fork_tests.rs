@@ -115,7 +115,7 @@ fn hold(comm: Communicator, only: Communicator) -> Held {
     }
 }
 
-/// The same elements, by their address.
+/// Adopts the elements of a buffer by their address.
 #[allow(unsafe_code)]
 fn adopt(comm: &Communicator, memory: &Buffer<f32>) -> Result<Buffer<f32>> {
     let address = memory.raw().view().as_ptr().cast();

@@ -128,8 +128,8 @@ impl Operation {
         self.wait_timeout_unless(limit, || false)
     }
 
-    /// The same, and no longer than until `is_given_up`. Anyone who makes that true rings this
-    /// rank's bell then.
+    /// As [`Self::wait_timeout`], but stops when `is_given_up`. The thread that makes that true
+    /// then rings this rank's bell.
     pub(super) fn wait_timeout_unless(
         &mut self,
         limit: Duration,
@@ -141,7 +141,7 @@ impl Operation {
             .map_or(Ok(false), |result| result.map(|()| true))
     }
 
-    /// Takes the result if it has ended, for anyone who has the engine and has driven it.
+    /// Takes the result if it has ended. The caller holds the engine and has driven it.
     pub(super) fn look(&mut self, engine: &mut Engine) {
         if self.result.is_none() {
             self.result = engine.result(self.task);

@@ -104,7 +104,7 @@ impl RawBuffer {
         own.is_none_or(|(_, home)| Arc::ptr_eq(home, garbage))
     }
 
-    /// The same bytes with the key of another communicator, which `register` asks for at the first
+    /// These bytes with the key of another communicator, which `register` asks for at the first
     /// use. A region that it cannot reach counts as the caller's own memory.
     pub(super) fn moved_to(
         &self,
@@ -158,7 +158,7 @@ impl RawBuffer {
         self.view
     }
 
-    /// The same, where it is kept.
+    /// The raw range, by reference.
     #[inline]
     pub(super) fn view_ref(&self) -> &View {
         &self.view

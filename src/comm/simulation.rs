@@ -204,7 +204,7 @@ impl Simulation {
 
     /// Goes on to the next point of time at which something happens, and names the ranks to which
     /// it did: for jobs whose ranks go on one by one, where asking all of them at every point of
-    /// time is most of the work. Anyone who has started an operation says so by [`World::wake_at`].
+    /// time is most of the work. A caller that starts an operation says so by [`World::wake_at`].
     /// An error says that nothing can move any more.
     pub fn advance(&mut self) -> Result<&[Rank]> {
         self.moved.clear();

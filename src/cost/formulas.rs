@@ -83,7 +83,7 @@ impl Work {
         self
     }
 
-    /// The same, by one rank.
+    /// As [`Work::reduce`], but only one rank reduces.
     fn reduce_at_root(
         mut self,
         s: &Shape,
@@ -115,7 +115,7 @@ impl Work {
         self.copy(s, longest, total)
     }
 
-    /// The same `steps` times by every rank, each step with `bytes` bytes to send and to receive.
+    /// Every rank takes `steps` steps, in each of which it sends and receives `bytes` bytes.
     fn exchange(self, s: &Shape, steps: f64, bytes: f64, fresh: f64) -> Work {
         let posts = 2.0 * steps * s.chunks(bytes);
         let all = (steps * bytes, steps * bytes * s.p());
@@ -202,7 +202,7 @@ pub fn window_all_gather(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), s.bytes * s.p())
 }
 
-/// The same by way of one rank: two meetings.
+/// As [`window_all_gather`], but by way of one rank: two meetings.
 pub fn window_star(s: &Shape) -> Work {
     window_all_gather(s).meet(s, 1.0)
 }
@@ -280,7 +280,7 @@ pub fn direct_parts(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), 2.0 * others)
 }
 
-/// The same, where peers write what is read before the next call.
+/// As [`direct_parts`], where peers write what is read before the next call.
 pub fn direct_all_to_all(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let mut work = direct_parts(s).copy(s, others, others * s.p());
@@ -375,8 +375,8 @@ pub fn pairwise(s: &Shape) -> Work {
     work
 }
 
-/// The same, where peers write what is read before the next call; what arrives is copied to where
-/// it belongs.
+/// As [`pairwise`], where peers write what is read before the next call; what arrives is copied to
+/// where it belongs.
 pub fn pairwise_all_to_all(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let mut work = pairwise(s).copy(s, others, others * s.p());
@@ -386,8 +386,8 @@ pub fn pairwise_all_to_all(s: &Shape) -> Work {
     work
 }
 
-/// The same, combined at the end: what comes waits in scratch, and where it is staged in messages
-/// before that.
+/// As [`pairwise`], combined at the end: what arrives waits in scratch, and before that in messages
+/// where it is staged.
 pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let staged = if s.registered { 0.0 } else { others };
@@ -521,7 +521,7 @@ pub fn chain_broadcast(s: &Shape) -> Work {
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
-/// The same, combined on the way.
+/// As [`chain_broadcast`], and every rank combines what it passes on.
 pub fn chain_reduce(s: &Shape) -> Work {
     let others = s.p() - 1.0;
     let mut work = chain_broadcast(s).buffers(s, 2.0 * s.bytes, 2.0 * s.bytes);

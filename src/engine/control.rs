@@ -2,8 +2,8 @@
 //!
 //! Each rank owns a control region and, where memory is mapped, a window region; peers write into
 //! them. A flag line is one cache line: a stamp (sequence + 1), a [`Signature`], and 48 bytes that
-//! are a payload or the addresses of the sender's buffers. The stamp is stored last; anyone who
-//! sees it sees the line.
+//! are a payload or the addresses of the sender's buffers. The stamp is stored last: a peer
+//! that sees it sees the whole line.
 //!
 //! Lines and windows exist once per slot, and sequence s uses slot s mod [`OPERATION_SLOTS`]. A
 //! rank uses a slot again only when every peer has retired the operation that had it before:
@@ -40,7 +40,7 @@ pub struct ControlLayout {
 pub struct Binding {
     /// The region of the input, [`RegionKey::NONE`] if it is not registered.
     pub input_key: RegionKey,
-    /// The same of the output.
+    /// The region of the output, [`RegionKey::NONE`] if it is not registered.
     pub output_key: RegionKey,
     /// Offset of the input in its region.
     pub input_offset: u64,

@@ -233,8 +233,8 @@ impl Engine {
     /// only when as many have come as are needed to move anything; with `is_idle` only something
     /// else does. Unless that, until a round begins.
     pub fn want_signals(&mut self, is_idle: bool) {
-        // One is said too: the counts of peers, which wake anyone who has not said what it sleeps
-        // for, do not wake this rank then.
+        // One is said too: the counts of peers, which wake a rank that has not said for how
+        // many signals it sleeps, do not wake this rank then.
         let wanted = match self.signals_wanted() {
             1.. if is_idle => SIGNALS_NEVER,
             wanted => wanted,

@@ -3,7 +3,7 @@
 //! A rank whose operation stands still for the whole timeout asks everyone ([`ControlKind::Query`])
 //! and waits a moment for the answers. A peer that took part in another operation under the same
 //! number finds the disagreement and says so; otherwise the rank gives up, naming who it waited for
-//! and what each of them said. Anyone who fails tells all the others, so that they return the same
+//! and what each of them said. A rank that fails tells all the others, so that they return the same
 //! first cause.
 
 use super::core::Engine;

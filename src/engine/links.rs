@@ -256,8 +256,8 @@ impl Links {
         )
     }
 
-    /// The same, looking as often as given. Without pauses: one is as long as a line takes from
-    /// core to core.
+    /// As [`Links::arrived`], but looks up to `looks` times. It does not pause between looks: a
+    /// pause takes as long as a line takes from core to core.
     #[inline]
     pub fn arrived_within(
         &mut self,

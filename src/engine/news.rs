@@ -52,7 +52,7 @@ pub fn message_of(error: &Error, rank: Rank) -> ControlMessage {
     }
 }
 
-/// The same failure, on a peer that was told of it.
+/// The failure that a message tells of, as the peer that receives it reports it.
 pub fn error_of(message: &ControlMessage, from: Rank) -> Error {
     let text = message.text.clone();
     match message.kind {

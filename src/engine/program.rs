@@ -47,7 +47,7 @@ pub enum What {
     Chunks,
     /// A copy or reduction, at once.
     Compute(Compute),
-    /// The same piece by piece, or in a peer's memory.
+    /// A copy or reduction that runs piece by piece, or in a peer's memory.
     Pieces,
     /// A signal with a payload, whose view has this number, or [`NONE`].
     Signal { payload: u32 },

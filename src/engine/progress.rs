@@ -1,11 +1,11 @@
 //! [`Progress`]: which steps of one round are done, which may run, and how far. Pure bookkeeping of
 //! the order rules in [`crate::schedule`]; it knows no transport and no memory.
 //!
-//! Each step counts what keeps it from starting, and what keeps it from completing; anyone who
-//! completes counts down for those that depend on it. Where steps are *whole*, one chunk each, that
-//! is all: a step starts when what it overlaps has been processed. Longer steps follow those that
-//! they overlap *piecewise*: a step that cannot go on waits for one earlier step at a time, until
-//! that one has processed as many elements as it needs.
+//! Each step counts what keeps it from starting, and what keeps it from completing; a step
+//! that completes counts down for those that depend on it. Where steps are *whole*, one chunk each,
+//! that is all: a step starts when what it overlaps has been processed. Longer steps follow those
+//! that they overlap *piecewise*: a step that cannot go on waits for one earlier step at a time,
+//! until that one has processed as many elements as it needs.
 //!
 //! An edge is touched about twice in a round, however many steps there are: the builder leaves out
 //! edges that others imply.

@@ -304,8 +304,8 @@ impl Engine {
         self.publishing.is_quiet = true;
     }
 
-    /// Wakes peers that may sleep until this rank has retired more, who have had no signal since.
-    /// Anyone who says what else it sleeps for does not wait for that.
+    /// Wakes peers that may sleep until this rank has retired more, and have had no signal since.
+    /// A peer that has said for how many signals it sleeps does not wait for that.
     pub(super) fn wake_published(&mut self) {
         self.publishing.is_quiet = false;
         for peer in self.driver.links.others() {

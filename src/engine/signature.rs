@@ -51,9 +51,9 @@ impl Signature {
         Signature(bits)
     }
 
-    /// The same, of an all-gatherv whose counts have this hash: 15 bits of it take the places of
-    /// the root and the operator, which it does not have. Counts in another order have the same
-    /// sum.
+    /// This signature for an all-gatherv whose counts have this hash: 15 bits of the hash take the
+    /// places of the root and the operator, which an all-gatherv does not have. The sum of the
+    /// counts does not change with their order; the hash does.
     pub fn with_counts(self, hash: u64) -> Signature {
         let (op, root) = (
             hash & ((1 << OP_BITS) - 1),
@@ -66,7 +66,7 @@ impl Signature {
         )
     }
 
-    /// The same arguments as a sentence fragment: `allreduce of 5 f32 (sum)`.
+    /// The arguments as a part of a sentence: `allreduce of 5 f32 (sum)`.
     pub fn describe(self) -> String {
         let mut bits = self.0;
         let mut take = |width: u32| {

@@ -60,7 +60,7 @@ pub struct Left {
     pub sequence: u64,
 }
 
-/// Words on their way. Bounded by anyone who sends them, who knows how many can be outstanding.
+/// Notices on their way. The caller that sends them bounds how many are outstanding.
 #[derive(Debug, Default)]
 pub struct Notices {
     pub arrived: VecDeque<(Rank, u64)>,

@@ -25,7 +25,7 @@ pub fn collective(sequence: u64, message: u32, chunk: u32) -> u64 {
     of_message(first, message, chunk)
 }
 
-/// The same, from the tag of the first chunk of the collective's first message.
+/// As [`collective`], given the tag of the first chunk of the collective's first message.
 #[inline]
 pub fn of_message(first: u64, message: u32, chunk: u32) -> u64 {
     first | (u64::from(message) << CHUNK_BITS) | (u64::from(chunk) & mask(CHUNK_BITS))

@@ -33,7 +33,7 @@ pub struct TaskCall {
     pub others: Vec<View>,
     /// Input and output, kept and borrowed until the task has ended.
     pub keep: [Option<Kept>; 2],
-    /// The same of the transfers' buffers.
+    /// The buffers of the transfers, kept and borrowed until the task has ended.
     pub keep_others: Vec<Kept>,
 }
 

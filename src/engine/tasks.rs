@@ -108,7 +108,7 @@ impl Engine {
         self.rounds.is_empty() && self.tasks.queue.is_empty()
     }
 
-    /// Tasks that have ended so far, for anyone who waits for any of several.
+    /// Tasks that have ended so far, for a caller that waits for any of several.
     pub fn ended_count(&self) -> u64 {
         self.tasks.ended_count
     }

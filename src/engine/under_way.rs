@@ -42,7 +42,7 @@ impl UnderWay {
         self.from(0)
     }
 
-    /// The same, from the `at`-th on.
+    /// The rounds under way from the `at`-th on.
     pub fn from(&self, at: usize) -> impl Iterator<Item = &Round> {
         let places = self.active[at..].iter();
         places.filter_map(|&place| self.places[place as usize].as_deref())

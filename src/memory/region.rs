@@ -221,7 +221,7 @@ impl Region {
         if self.address.is_null() {
             return View::size_only(self.bytes);
         }
-        // SAFETY: mapped until the region is dropped; anyone who keeps the view keeps the region
+        // SAFETY: mapped until the region is dropped; a holder of the view keeps the region
         // (the engine holds an `Arc<Region>` per operation).
         unsafe { View::new(self.address, self.bytes) }
     }

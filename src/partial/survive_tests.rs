@@ -52,7 +52,7 @@ struct Job {
     /// Deaths to come.
     deaths: u32,
     chance: f64,
-    /// Anyone who is drawn to begin a round comes last.
+    /// The rank that is drawn to begin a round comes last.
     is_adverse: bool,
     /// Somebody has died, and these have noticed.
     is_failing: bool,

@@ -27,7 +27,7 @@ pub fn is_unbalanced(sizes: &[u64], rule: Balance) -> bool {
     }
 }
 
-/// The same, with the prices of the links.
+/// As [`is_unbalanced`], by the prices of the links where the rule is [`Balance::Cost`].
 pub(super) fn is_to_spread(sizes: &[u64], rule: Balance, prices: Prices) -> bool {
     match rule {
         Balance::Cost => is_spreading_cheaper(sizes, prices),

@@ -13,7 +13,7 @@ pub enum Algorithm {
     OkTopk,
     /// Everybody's picks to everybody; the result is their sum.
     TopkA,
-    /// The same, but of the sum only the k largest entries are the result.
+    /// As [`Algorithm::TopkA`], but the result is only the k largest entries of the sum.
     TopkA2,
     /// Split and reduce, then all of the sum to everybody (SparCML).
     TopkDsa(DsaVariant),

@@ -25,7 +25,7 @@
 //!     of at most [`CONTROL_BYTES`] each, find room.
 //!  8. A completed send means that the source may be reused. A completed receive means that all
 //!     bytes are in the destination. A completed put or get means the same, and that the bytes of a
-//!     put are visible to anyone who sees a later put or message of this rank.
+//!     put are visible to a peer that sees a later put or message of this rank.
 //!  9. A message longer than its receive completes the receive as [`Outcome::Truncated`] with the
 //!     sent length, writes nothing, and completes the send normally. A shorter one is a success
 //!     with its length.

@@ -63,7 +63,7 @@ pub struct Doorbell {
     ring: Arc<OwnedFd>,
     /// Threads that sleep or are about to.
     sleeping: AtomicU32,
-    /// The same number, where peers look at it.
+    /// The number of `sleeping`, where peers look at it.
     seen: Option<View>,
     /// `ring` has been written since it was last read.
     has_rung: AtomicBool,

@@ -86,7 +86,7 @@ enum Turn {
     Again,
     /// Nothing more without further bytes.
     Idle,
-    /// The same, and bytes may be sealed.
+    /// Nothing more without further bytes, and bytes may be sealed.
     Ready,
 }
 

@@ -108,7 +108,7 @@ fn what_is_not_taken_is_given_again_in_order_whatever_is_sealed_meanwhile() {
 
 #[test]
 fn an_end_with_another_key_is_refused_by_either_side() {
-    // Anyone who stands in between has the hello and the nonces, and not the job's key.
+    // A relay between the two has the hello and the nonces, and not the job's key.
     let stranger = Tls::responder(&secrets(2), 4).unwrap();
     let one = Tls::initiator(&secrets(1), 4).unwrap();
     for (mut one, mut other) in [

@@ -122,7 +122,7 @@ pub enum Step {
         bytes: usize,
         seed: u64,
     },
-    /// The same of a piece of which some bytes, or all, may still be zero.
+    /// Compares a piece of an own region of which some bytes, or all, may still be zero.
     CheckPartly {
         region: u8,
         offset: usize,
@@ -284,7 +284,7 @@ impl Case {
         }
     }
 
-    /// The same with another clock.
+    /// This case with another clock.
     pub fn with_clock(self, name: &'static str, clock: Clock) -> Case {
         Case {
             name,

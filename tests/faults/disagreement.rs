@@ -86,7 +86,7 @@ fn change(call: &mut Call, field: &str, scale: u64) {
             };
             *call = plain(other, scale * COUNT);
         }
-        // The same sum.
+        // Another order has the same sum.
         "order" => call.receive_counts.swap(0, 2),
         "sent" => call.send_counts[2] += 1,
         "received" => call.receive_counts[0] += 1,

@@ -104,7 +104,7 @@ impl Job {
         (outputs, self.places())
     }
 
-    /// The same where another job may have the same name.
+    /// As [`Self::end`], where another job may have the same name.
     pub fn end_among_others(mut self) -> Vec<Output> {
         end(std::mem::take(&mut self.children))
     }

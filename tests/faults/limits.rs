@@ -77,7 +77,7 @@ pub fn greedy() {
         comm.alloc::<u8>(1 << 30)
             .map_or_else(|e| e.to_string(), |_| "none".into())
     );
-    // Anyone who was refused goes on.
+    // A rank that was refused goes on.
     let buffer = comm.alloc::<f32>(1024).unwrap();
     comm.all_reduce(&buffer, ReduceOp::Sum).unwrap();
     println!("WENT on");

@@ -12,7 +12,7 @@ const COUNT: usize = 16 << 20;
 /// Unlike any sum of the ranks' values.
 const MARK: f32 = -7.5;
 
-/// Reduces much memory again and again. Anyone who survives gives it up, takes new memory, and
+/// Reduces much memory again and again. A survivor gives it up, takes new memory, and
 /// looks whether that stays what it is while the stopped rank goes on.
 pub fn paused() {
     let place = Place::open();

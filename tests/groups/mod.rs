@@ -18,8 +18,8 @@ pub fn on_ranks<T: Send>(ranks: u32, body: impl Fn(Communicator) -> T + Sync) ->
     on_ranks_with(ranks, false, body)
 }
 
-/// The same with or without progress threads: over connections, and then over shared memory, of
-/// which the results are.
+/// As [`on_ranks`], with or without progress threads: over connections, and then over shared
+/// memory, of which the results are.
 pub fn on_ranks_with<T: Send>(
     ranks: u32,
     progress_thread: bool,

@@ -1,4 +1,4 @@
-//! Strangers on the other host, as processes there: what they send, how many connections they open,
+//! Attackers on the other host, as processes there: what they send, how many connections they open,
 //! and a relay that records how a rank proves itself and says the same again.
 
 use linerate::unstable::wire::{

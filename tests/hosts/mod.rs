@@ -1,5 +1,5 @@
 //! Ranks on two hosts, which are network namespaces: rails that are killed while operations run,
-//! hosts that vanish, and strangers who come from the other host. What loopback can show is in
+//! hosts that vanish, and attackers on the other host. What loopback can show is in
 //! `rails.rs` and `strangers.rs`.
 //!
 //! A test starts this very program again inside a namespace, with `LINERATE_TEST_ROLE` set; the
@@ -269,7 +269,7 @@ fn a_host_that_vanishes_while_its_ranks_wait_fails_both_sides_naming_who_is_miss
     }
 }
 
-/// Strangers at these places of the first host; they stay until their input ends.
+/// Attackers of these places of the first host; they stay until their input ends.
 fn attack(hosts: &Hosts, targets: &str) -> Child {
     let more = [
         ("LINERATE_TEST_TARGETS", targets),

@@ -72,7 +72,7 @@ fn collectives_after_a_leave_fail_on_all_and_name_the_rank_and_nothing_else_does
         assert!(is_left(&error.unwrap_err(), 2));
         assert_eq!(comm.failure(), None);
         pass_around(&comm, &[0, 1, 3]);
-        // Anyone who rebuilds gives the old communicator up.
+        // A rank that rebuilds gives the old communicator up.
         survivors.wait();
         let comm = comm.rebuild().unwrap();
         assert_eq!(comm.ranks(), 3);

@@ -88,7 +88,7 @@ fn messages(comm: &Communicator) {
         group.run().unwrap();
         check("a shift", &output, |index| value(previous, index));
     }
-    // A shift is of three ranks: anyone who left after the last one would be missing when another
+    // A shift is of three ranks: a rank that left after the last one would be missing when another
     // calls it.
     comm.barrier().unwrap();
     let explanation = sum_of_all.algorithm("ring").explain().unwrap();
@@ -139,7 +139,7 @@ fn ranks_that_do_not_want_it_are_served_by_staging() {
     );
 }
 
-/// The same memory, named by its address only.
+/// The memory of a buffer, named by its address only.
 fn bare(comm: &Communicator, buffer: &Buffer<f32>) -> Buffer<f32> {
     let address = buffer.as_mut_slice().unwrap().as_mut_ptr();
     // SAFETY: the callers keep the buffer for longer than the result, and use one slice of it at a

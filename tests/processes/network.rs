@@ -1,5 +1,5 @@
-//! The same ranks over the `tcp` transport: connections instead of shared memory, with one rail and
-//! with several, with and without integrity checks.
+//! The ranks of `processes.rs` over the `tcp` transport: connections instead of shared memory, with
+//! one rail and with several, with and without integrity checks.
 
 use super::oracle::{Case, cases};
 use super::{results, spawn};

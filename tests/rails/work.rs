@@ -34,7 +34,7 @@ pub fn sum(
     Ok(())
 }
 
-/// A thousand allreduces of all sizes, and anyone who is behind waits for nobody.
+/// A thousand allreduces of all sizes, in which a rank that is behind waits for nobody.
 pub fn thousand(comm: &Communicator) {
     let counts = [1, 100, 40_000, 200_000, 600_000];
     let buffer = comm.alloc(counts[4]).unwrap();

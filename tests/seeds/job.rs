@@ -18,7 +18,7 @@ pub enum Fault {
         at_ns: u64,
         for_ns: u64,
     },
-    /// The same for good, as far as the job is concerned.
+    /// The ranks below `below` are cut off for longer than the job lasts.
     LastingPartition {
         below: Rank,
         at_ns: u64,

@@ -135,7 +135,7 @@ impl Engine {
 
     /// Notices a death.
     pub fn drive_slow(&mut self, _now: Time) {
-        // Anyone who notices, notices once: what the peer waits for before it gives anybody up.
+        // A thread that notices, notices once: what the peer waits for before it gives anybody up.
         if self.is_dead.swap(false, Ordering::SeqCst) {
             self.fail(Error::PeerFailed {
                 rank: 1,

@@ -79,7 +79,7 @@ fn ten_thousand_silent_connections_hold_nothing_up_and_cost_no_memory() {
         number("OPEN "),
         number("GROWN ")
     );
-    // 64 strangers of a few hundred bytes, and the list of sockets of this test.
+    // 64 connections without proof of a few hundred bytes, and the list of sockets of this test.
     assert!(number("GROWN ") < 8 * 1024, "{text}");
     assert!(number("AWAY ") > 9_000, "{text}");
     assert!(
@@ -91,7 +91,7 @@ fn ten_thousand_silent_connections_hold_nothing_up_and_cost_no_memory() {
     assert!(lines < 40, "{lines} lines");
 }
 
-/// Strangers take every descriptor that is left.
+/// Connections from outside the job take every descriptor that is left.
 pub fn few_descriptors() {
     let mut pair = Pair::connected(&TcpSettings {
         rails: 2,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Far longer than anything here takes: only a hang lasts longer.
 pub const HANG: Duration = Duration::from_secs(60);
 
-/// A rank, driven by anyone who calls [`Rank::step`].
+/// A rank that moves when the test calls [`Rank::step`].
 pub struct Rank {
     pub transport: Box<dyn Transport>,
     pub events: Vec<Event>,
@@ -118,7 +118,7 @@ pub fn place(address: &Address) -> (SocketAddr, [u8; 16]) {
     (SocketAddr::from(([127, 0, 0, 1], port)), identity)
 }
 
-/// The same address at another port.
+/// `address` at another port.
 pub fn moved(address: &Address, port: u16) -> Address {
     let mut bytes = address.0.clone();
     bytes[22..24].copy_from_slice(&port.to_le_bytes());

@@ -24,7 +24,7 @@ fn settings(has_tls: bool) -> TcpSettings {
     }
 }
 
-/// Two ranks, of which rank 0 reaches rank 1 through anyone who is in between.
+/// Two ranks, of which rank 0 reaches rank 1 through a relay.
 fn through(settings: &TcpSettings, between: &Between) -> Pair {
     let mut pair = Pair::new(settings);
     let addresses = [0, 1].map(|rank: usize| pair.0[rank].transport.local_address());

@@ -25,7 +25,7 @@ fn broken(after: u64, is_both: bool) -> Pair {
     broken_on("verbs", after, is_both)
 }
 
-/// The same on devices that are named.
+/// As [`broken`], on devices with this name.
 fn broken_on(name: &str, after: u64, is_both: bool) -> Pair {
     let first = breaking(Some(after));
     let second = breaking(is_both.then_some(after));

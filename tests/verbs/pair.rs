@@ -51,7 +51,7 @@ impl Pair {
         Pair::on("verbs", settings)
     }
 
-    /// The same on devices that are named.
+    /// As [`Pair::new`], on devices with this name.
     pub fn on(name: &str, settings: [&VerbsSettings; 2]) -> Pair {
         let mut pair = Pair::begin(name, settings);
         pair.until(|ranks| ranks.iter().all(|rank| rank.is_connected));
@@ -128,7 +128,7 @@ impl Pair {
         self.until_by(Pair::step, is_so);
     }
 
-    /// The same while only rank 0 is polled, so that the other tells it nothing.
+    /// Polls only rank 0 until something is so: the other rank tells it nothing.
     pub fn until_alone(&mut self, is_so: impl FnMut(&[Rank; 2]) -> bool) {
         self.until_by(|pair| pair.step_one(0), is_so);
     }

@@ -76,7 +76,7 @@ fn words_in_turns_need_nothing_besides_to_tell_that_they_came() {
         let transport = &mut pair.ranks[rank].transport;
         transport.export(1 - rank as u32, word.key).unwrap();
     }
-    // In order behind the regions: anyone who has it knows them.
+    // In order behind the regions: a rank that has it knows them.
     pair.greet(1);
     let before = [0, 1].map(|rank| pair.count(rank, "doorbells"));
     for token in 1..301 {

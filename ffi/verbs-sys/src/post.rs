@@ -25,8 +25,8 @@ pub enum Local<'a> {
     Empty,
     /// One piece of registered memory. The device reads or writes it any time until the completion.
     One(Segment),
-    /// The same, copied when posted, with the limits of [`Local::Inline`]: for memory that other
-    /// threads or devices may change, which no slice can name.
+    /// One piece of memory, copied when posted, with the limits of [`Local::Inline`]: for memory
+    /// that other threads or devices may change, which no slice can name.
     InlineOne(Segment),
     /// Several, one behind the other.
     Many(&'a [Segment]),

@@ -56,7 +56,7 @@ pub struct FlushReport {
 pub struct StepReport {
     /// From 0.
     pub step_index: u64,
-    /// The same flushes in the same order on all ranks; the times differ.
+    /// All ranks have the same flushes in the same order; the times differ.
     pub flushes: Vec<FlushReport>,
     /// Rounds of agreement that it took; 0 with a fixed plan.
     pub rounds_count: u64,

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// round or unpacking, and far above the cost of a look.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// The same while only a round is under way: nothing but a stop could matter meanwhile.
+/// How long a turn waits while only a round is under way: only a stop could matter meanwhile.
 const SLICE_ROUND: Duration = Duration::from_millis(1);
 
 /// What a turn leaves to do.

@@ -71,7 +71,8 @@ struct Fused {
     tensors: Vec<usize>,
     partial: PartialAllreduce,
     /// By place, what has been submitted of the step that it is at. Held while a whole step is
-    /// handed over, which may wait for a result to be taken: anyone who takes one must not want it.
+    /// handed over, which may wait for a result to be taken: a thread that takes one must not lock
+    /// this.
     gradients: ProcessOwned<Mutex<Vec<Option<Submitted>>>>,
     /// Whole steps that have been handed over.
     steps: AtomicU64,
@@ -204,7 +205,7 @@ impl PartialFusion {
             return Err(error);
         }
         gradients.iter_mut().for_each(|gradient| *gradient = None);
-        // Release: anyone who sees the step is behind its submit.
+        // Release: a thread that reads the new count reads after the submit.
         fused.steps.fetch_add(1, Ordering::Release);
         Ok(())
     }

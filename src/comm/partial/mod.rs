@@ -41,7 +41,7 @@ use std::sync::Arc;
 /// When a rank dies all others have an error, unless [`PartialOptions::survive`] is set: then the
 /// calls under way wait until those that live have found together, at most the timeout, and go on;
 /// reports say who is dead. The communicator that it was made from fails with the death all the
-/// same, and is rebuilt by anyone who needs it. Dropping it then is leaving: the others go on.
+/// same, and a caller that needs it rebuilds it. Dropping it then is leaving: the others go on.
 pub struct PartialAllreduce {
     driving: BackgroundThread<PartialDriving>,
     bytes: usize,

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::types::Rank;
 use crate::wait::Clock;
 
-/// Connections that may wait to say who they are; more are strangers, and the oldest is closed.
+/// Connections that may wait to say who they are; of more, the oldest is closed.
 const STRANGERS_MAX: usize = 256;
 
 /// Where a rebuild stands, for the leader. Each stage has what has been heard of the members, in

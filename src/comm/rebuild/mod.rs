@@ -2,8 +2,8 @@
 //!
 //! The lowest rank that lives leads (`leader.rs`), the others are members (`member.rs`). Rounds:
 //! the leader waits until every old rank has come or is gone, names the members, carries their
-//! contacts to all, and when all say that they are connected, it commits. Anyone who is lost on the
-//! way begins a new round without it. If the leader is lost, the next rank leads.
+//! contacts to all, and when all say that they are connected, it commits. If a member is lost on
+//! the way, the leader begins a new round without it. If the leader is lost, the next rank leads.
 //!
 //! All or none: a member that was told to commit tells all others through the new communicator
 //! before it returns ([`Engine::confirm`]). One that is connected and loses the leader therefore

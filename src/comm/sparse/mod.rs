@@ -230,7 +230,7 @@ impl SparseAllreduce {
         self.load_after_resize(bytes)
     }
 
-    /// The same where the number of ranks may have changed. Ranks that are new reset.
+    /// As [`Self::load`], where the number of ranks may have changed. New ranks reset instead.
     pub fn load_after_resize(&mut self, bytes: &[u8]) -> Result<()> {
         let _kept = self.residuals.keep()?;
         self.steps = self.residuals.load(bytes, self.k())?.steps;

@@ -177,7 +177,7 @@ impl Driver {
     }
 
     /// Posts a chunk to be sent, of which a completion tells. A function of its own, so that
-    /// anyone who injects keeps nothing for it.
+    /// a chunk that is injected saves no registers for it.
     #[inline(never)]
     fn post_send(
         &mut self,

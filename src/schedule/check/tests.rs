@@ -48,7 +48,8 @@ fn exchange() -> Vec<Schedule> {
     vec![one(0), one(1)]
 }
 
-/// The same over mapped memory: 0 signal, 1 wait, 2 reduce one half, 3 signal, 4 wait.
+/// An allreduce of two ranks over mapped memory: 0 signal, 1 wait, 2 reduce one half, 3 signal, 4
+/// wait.
 fn mapped() -> Vec<Schedule> {
     let one = |rank: Rank| {
         let half = |buffer| Range::new(buffer, Extent::block(rank, 2));

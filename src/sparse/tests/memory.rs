@@ -30,7 +30,7 @@ pub fn run<E: Entries + Sync>(machines: Vec<Machine<E>>, seed: u64) -> Vec<Finis
     run_with_record(machines, seed).0
 }
 
-/// The same, and what each rank was told, request by request.
+/// As [`run`], and returns what each rank was told, request by request.
 pub fn run_with_record<E: Entries + Sync>(
     machines: Vec<Machine<E>>,
     seed: u64,

@@ -25,7 +25,7 @@ pub struct ConnectionArgs {
     #[arg(long, value_enum, value_name = "crc|off", hide_possible_values = true)]
     pub integrity: Option<Integrity>,
 
-    /// Serve other hosts without a secret: anyone who reaches a port may speak. Default
+    /// Serve other hosts without a secret: any process that reaches a port may speak. Default
     /// LINERATE_INSECURE, else off
     #[arg(long)]
     pub insecure: bool,

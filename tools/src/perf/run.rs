@@ -167,7 +167,7 @@ pub fn measure(
         each(&row);
         rows.push(row);
     }
-    // Anyone who leaves first would look like a failure to the other.
+    // An end that leaves first would look like a failure to the other.
     match control.exchange(&Line::Done)? {
         Line::Done => Ok(rows),
         line => Err(line.unexpected()),
