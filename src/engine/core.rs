@@ -229,9 +229,9 @@ impl Engine {
         self.wants_signals = false;
     }
 
-    /// The thread has driven, which moved nothing, and is the only one that sleeps: signals wake it
-    /// only when as many have come as are needed to move anything; with `is_idle` only something
-    /// else does. Unless that, until a round begins.
+    /// The thread has driven, which moved nothing, and is the only one that is about to sleep. From
+    /// now on signals wake it only when as many have come as are needed to move anything; with
+    /// `is_idle`, signals do not wake it at all. Without `is_idle` this ends when a round begins.
     pub fn want_signals(&mut self, is_idle: bool) {
         // One is said too: the counts of peers, which wake a rank that has not said for how
         // many signals it sleeps, do not wake this rank then.

@@ -133,9 +133,9 @@ impl Driver {
     }
 
     /// Runs a step that may start, those that its end lets start, and all others that may start
-    /// now. A step that cannot be run yet is parked. A function of its own: inlined where events
-    /// are handled, it kept on the stack what fits the registers. Errors are boxed, so that the
-    /// result fits one.
+    /// now. A step that cannot be run yet is parked. It is not inlined, because what
+    /// it needs fits the registers only in a function of its own. Errors are boxed, so that the
+    /// result fits one register.
     #[inline(never)]
     pub fn run_ready(
         &mut self,

@@ -176,8 +176,8 @@ impl Driver {
         (!is_full).then_some(tag)
     }
 
-    /// Posts a chunk to be sent, of which a completion tells. A function of its own, so that
-    /// a chunk that is injected saves no registers for it.
+    /// Posts a chunk to be sent, whose end a completion tells. Not inlined, because most small
+    /// messages are injected and do without it.
     #[inline(never)]
     fn post_send(
         &mut self,
