@@ -51,8 +51,7 @@ enum Ran {
 pub struct Driver {
     /// Something moved since this was last cleared.
     pub moved: bool,
-    /// Some round may have something to do. Set where that begins: to ask after each event took 13
-    /// instructions.
+    /// Some round may have something to do. Set where that begins, so that no event has to ask.
     pub has_work: bool,
     /// Collective rounds retired here without gaps.
     pub retired: u64,
