@@ -42,8 +42,8 @@ pub struct Engine {
     /// Whether `do_chores` has something to do.
     pub(super) has_chores: bool,
     pub(super) publishing: Publishing,
-    /// A thread sleeps that only a certain number of signals wakes. The beginning of a round ends
-    /// this, because that number leaves out the round's signals.
+    /// A thread sleeps until a certain number of signals has come. A round that begins ends this,
+    /// because the number leaves out the signals of that round.
     pub(super) wants_signals: bool,
     /// The collective of which this rank does not know yet whether all ranks' memory is registered.
     /// No later one starts.
