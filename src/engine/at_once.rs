@@ -85,7 +85,7 @@ impl Engine {
             }
             Err(error) => {
                 self.fail(error, true);
-                // The cause may be another, of which a peer had told before.
+                // The cause may be one that a peer has told of earlier.
                 let first = self.failing.cause.clone().expect("it has failed");
                 Some(Err(first))
             }

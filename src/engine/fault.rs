@@ -333,7 +333,7 @@ impl Engine {
         }
     }
 
-    /// Lets go of regions that peers have freed, once every round that may have a view of them has
+    /// Releases regions that peers have freed, once every round that may have a view of them has
     /// ended.
     pub(super) fn release_freed(&mut self) {
         if self.failing.cause.is_none() && self.rounds.have_changed() {

@@ -146,8 +146,8 @@ impl Engine {
         }
     }
 
-    /// Ends a collective task that cannot end well. Nothing touches its memory any more, because
-    /// the caller gets it back.
+    /// Ends a collective task that cannot end well. Nothing touches the memory that its caller gets
+    /// back; the rest is kept (`GivenUp`).
     fn give_up_task(&mut self, index: usize, sequence: u64) {
         let what = self.tasks[index].describe();
         let Err(error) = self.check_left(sequence, &what) else {

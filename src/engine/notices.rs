@@ -15,7 +15,7 @@ use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
 
 impl Engine {
-    /// Takes notices from now on. Those that have come already have waited in the transport.
+    /// Takes notices from now on. Notices that came earlier have waited in the transport.
     pub fn open_notices(&mut self) -> Result<()> {
         for peer in self.driver.links.others() {
             self.post_notice_receive(peer)?;

@@ -58,8 +58,7 @@ impl Numbers {
 
     /// Whether a quarter of the slots has been retired since the peers were last told a count. If
     /// so, the caller tells them the new one. A peer that is ahead by less than the other slots is
-    /// never held up, and the stores to all peers cost an operation a quarter of what they would
-    /// after each one.
+    /// never held up, and to tell all peers costs a quarter of what it would after every operation.
     pub fn is_publishing_due(&mut self) -> bool {
         let is_due = self.retired - self.published >= OPERATION_SLOTS / 4;
         if is_due {

@@ -268,8 +268,8 @@ impl Progress {
         }
     }
 
-    /// The step has processed everything. Of the steps that may start now, the first is not queued
-    /// but returned, to be run next; [`NONE`]: there is none.
+    /// The step has processed everything. The steps that may start now are queued. Where steps are
+    /// whole, the first of them is returned instead, to be run next; [`NONE`]: there is none.
     #[inline(always)]
     pub fn process(&mut self, prepared: &Prepared, step: StepId) -> StepId {
         if self.is_whole {

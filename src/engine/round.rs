@@ -96,8 +96,8 @@ impl Round {
         }
     }
 
-    /// Takes up a part of a call. Returns true if that is not what it has run last, or if the
-    /// caller's memory is another.
+    /// Takes up a part of a call. Returns true if that is not what it has run last, or if it is on
+    /// other memory of the caller.
     pub fn begin(
         &mut self,
         of: RoundOf,
@@ -124,8 +124,8 @@ impl Round {
         is_new
     }
 
-    /// A step has done all it does. Returns the first step that may start now; the others are
-    /// queued.
+    /// A step has done all it does. The steps that may start now are queued, but for one that is
+    /// perhaps returned, to be run next.
     #[inline(always)]
     pub fn end_step(&mut self, step: StepId) -> StepId {
         self.progress.process(&self.program.prepared, step)

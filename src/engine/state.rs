@@ -31,7 +31,7 @@ pub struct Failing {
     pub compared: Option<u32>,
 }
 
-/// Who has left, and what that has ended.
+/// Leaves of peers, and what they have ended here.
 #[derive(Default)]
 pub struct Leaving {
     /// The first collective that cannot end any more, and the rank whose leave is the cause.
@@ -55,7 +55,7 @@ pub struct GivenUp {
     pub calls: Vec<TaskCall>,
 }
 
-/// From which collective on nothing can end, and because of whom.
+/// A rank that has left, and the first collective that cannot end without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub rank: Rank,
@@ -67,8 +67,8 @@ pub struct Left {
 #[derive(Debug, Default)]
 pub struct Notices {
     pub arrived: VecDeque<(Rank, u64)>,
-    /// There was no room for these yet.
+    /// Notices for which there was no room yet.
     pub unsent: VecDeque<(Rank, u64)>,
-    /// Some wait for room.
+    /// Whether some wait for room.
     pub has_unsent: bool,
 }

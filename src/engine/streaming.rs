@@ -29,7 +29,7 @@ pub struct Streaming {
     done_bytes: usize,
     /// What was copied in its second half, and in which time.
     timed: Timed,
-    /// Nanoseconds a byte of the fastest slot, streaming and cached.
+    /// Nanoseconds per byte of the fastest slot: streaming, then cached.
     best: [f64; 2],
 }
 
@@ -52,7 +52,7 @@ impl Streaming {
         }
     }
 
-    /// Has `bytes` bytes copied, by `copy`, which is told whether to use streaming stores.
+    /// Calls `copy`, which copies `bytes` bytes and is told whether to use streaming stores.
     pub fn copy(&mut self, bytes: usize, copy: impl FnOnce(bool)) {
         if self.slots == 2 * TRIALS {
             return copy(self.best[0] <= self.best[1]);

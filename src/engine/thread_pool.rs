@@ -1,10 +1,10 @@
 //! [`ThreadPool`]: a few threads among which large copies and reductions are split.
 //!
-//! One core does not fill the memory of a host with several channels, so a rank that has more than
-//! one core may use them. Work is cut into parts of [`PART_BYTES`] by ranges of elements. The
-//! caller and each thread take the next part when they are free, so a thread that gets no core
-//! takes fewer parts. Every element is computed by the same code from the same sources in the same
-//! order, so the results do not depend on the number of threads.
+//! One core does not use all the memory bandwidth of a host with several channels, so a rank that
+//! has more than one core may use them. Work is cut into parts of [`PART_BYTES`] by ranges of
+//! elements. The caller and each thread take the next part when they are free, so a thread that
+//! gets no core takes fewer parts. Every element is computed by the same code from the same sources
+//! in the same order, so the results do not depend on the number of threads.
 //!
 //! The threads are started at the first large piece of work, sleep between pieces (nothing spins),
 //! and end with the pool. They never see a schedule, a transport or the clock.
