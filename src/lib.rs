@@ -145,9 +145,9 @@ mod wait;
 mod wire;
 
 pub use comm::{
-    Buffer, CollectiveBuilder, Communicator, Fusion, Group, Input, Lend, Operation, Output,
-    PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce,
-    SparseResult,
+    Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Group, Input, Lend,
+    Operation, Output, PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation,
+    SparseAllreduce, SparseResult,
 };
 pub use config::{Config, Progress};
 pub use error::{Error, Result};
@@ -156,3 +156,4 @@ pub use memory::{BufferMut, BufferRef, Element};
 pub use partial::{PartialOptions, Policy, RankSet};
 pub use sparse::SparseOptions;
 pub use types::{Collective, DataType, Rank, ReduceOp};
+pub use wait::Completion;

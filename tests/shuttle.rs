@@ -1,7 +1,7 @@
 //! Start, stop, hand-over and failure of the threads that drive one engine, under thousands of
 //! schedules.
 //!
-//! `comm/driving.rs` and files of `wait` are compiled here a second time, against shuttle's locks,
+//! `comm/driving.rs`, `comm/family.rs` and files of `wait` are compiled here a second time, against shuttle's locks,
 //! threads and atomics and a small engine (`shuttle/engine.rs`). Sleeps have no time limit here:
 //! a thread that is not woken sleeps forever, and shuttle finds the deadlock.
 // The files have more than the models use, and what is `unsafe` of real memory is safe of a
@@ -12,6 +12,8 @@
 mod driving;
 #[path = "shuttle/engine.rs"]
 mod engine;
+#[path = "../src/comm/family.rs"]
+mod family;
 #[path = "shuttle/memory.rs"]
 mod memory;
 #[path = "../src/time.rs"]
@@ -21,9 +23,11 @@ mod wait;
 
 use driving::Driving;
 use engine::{Engine, Peer, TaskId};
+use family::Family;
 use shuttle::thread::{self, JoinHandle};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 use wait::{Background, Clock, SpinTime};
 
 mod ranges {
@@ -63,6 +67,9 @@ mod sync {
     pub use std::sync::{PoisonError, TryLockError};
 }
 
+/// Longer than any model runs.
+const LIMIT: Duration = Duration::from_secs(1_000_000);
+
 /// Schedules per scheduler and model.
 const SCHEDULES: usize = 10_000;
 
@@ -70,17 +77,16 @@ const SCHEDULES: usize = 10_000;
 fn rank() -> (Arc<Driving>, Peer, JoinHandle<()>) {
     let (engine, peer) = Engine::new();
     // More ranks than cores: waits yield, then sleep, and never spin.
+    let family = Arc::new(Family::new(Clock::new()));
     let driving = Arc::new(Driving::new(
         engine,
         Clock::new(),
         SpinTime::new(2, 1),
         Default::default(),
-        Default::default(),
+        family.clone(),
     ));
-    let progress = {
-        let driving = driving.clone();
-        thread::spawn(move || driving.run())
-    };
+    family.join(&driving);
+    let progress = thread::spawn(move || family.run());
     (driving, peer, progress)
 }
 
@@ -98,7 +104,7 @@ fn waiter(driving: &Arc<Driving>, event: u32) -> (TaskId, JoinHandle<linerate::R
 }
 
 fn stop(driving: &Driving, progress: JoinHandle<()>) {
-    driving.stop();
+    driving.family().stop();
     progress.join().unwrap();
 }
 
@@ -209,15 +215,51 @@ fn a_cancel_ends_every_wait() {
     explore(cancel_while_threads_wait);
 }
 
+fn queue_waiter() {
+    let (driving, peer, progress) = rank();
+    let completions = Arc::new(wait::Completions::default());
+    for event in 1..=2 {
+        let task = driving.start(|engine| Ok(engine.submit(event))).unwrap();
+        let place = completions.place(u64::from(event));
+        driving.engine().notify(task, place);
+    }
+    let waiter = {
+        let (driving, completions) = (driving.clone(), completions.clone());
+        thread::spawn(move || {
+            let mut ended = Vec::new();
+            while ended.len() < 2 {
+                driving.wait_for(LIMIT, || completions.has_any());
+                completions.take(&mut ended, 9);
+            }
+            ended
+        })
+    };
+    let peer = thread::spawn(move || {
+        peer.deliver();
+        peer.deliver();
+    });
+    let ended = waiter.join().unwrap();
+    let users: Vec<u64> = ended.iter().map(|completion| completion.user).collect();
+    assert_eq!(users, [1, 2]);
+    stop(&driving, progress);
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_thread_that_waits_on_a_queue_hears_of_every_end() {
+    explore(queue_waiter);
+}
+
 /// The canary: with notifications that reach nobody, each model must be seen to hang.
 #[test]
 fn a_dropped_notification_is_found() {
-    let models: [(&str, fn()); 5] = [
+    let models: [(&str, fn()); 6] = [
         ("stop", start_and_stop),
         ("two waiters", two_waiters),
         ("waiter and tester", waiter_and_tester),
         ("failure", failure_while_threads_wait),
         ("cancel", cancel_while_threads_wait),
+        ("queue", queue_waiter),
     ];
     for (name, model) in models {
         memory::drop_notifications(true);

@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::driving::Driving;
-use super::progress::ProgressThread;
+use super::progress::ProgressChoice;
 use super::ranges::Ranges;
 use super::raw::RawBuffer;
 use crate::config::Config;
@@ -56,7 +56,7 @@ pub(super) struct Inner {
     pub transport: &'static str,
     pub is_size_only: bool,
     pub is_shared: bool,
-    pub progress: ProgressThread,
+    pub progress: ProgressChoice,
 }
 
 impl Communicator {
@@ -203,8 +203,7 @@ impl Drop for Inner {
         let Ok(driving) = self.driving.get() else {
             return;
         };
-        self.progress.end();
-        driving.family().leave(driving);
+        driving.family().leave(&**driving);
         let start = self.clock.now();
         let mut pause = PAUSE_MIN;
         while !driving.engine().leave(self.clock.now()) {

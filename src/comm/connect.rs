@@ -2,10 +2,10 @@
 //! one.
 
 use super::communicator::{Communicator, Inner};
-use super::driving::{Driving, Family};
+use super::driving::Driving;
 use super::inside::Inside;
 use super::plans::Plans;
-use super::progress::ProgressThread;
+use super::progress::{ProgressChoice, ProgressThread};
 use super::ranges::{Garbage, Ranges};
 use super::say::say;
 use super::{fetching, host, prices};
@@ -175,9 +175,11 @@ pub(super) fn connect(
 pub(super) struct Origin {
     pub clock: Clock,
     pub process: ProcessMark,
-    /// Waits on the family's other members drive it, and the reverse; `None` where a thread of its
+    /// With the family that it comes from, or one of its own.
+    pub thread: Arc<ProgressThread>,
+    /// Waits on the family's other members drive it, and the reverse. False where a thread of its
     /// own makes its progress.
-    pub family: Option<Arc<Family>>,
+    pub is_member: bool,
     pub ranges: Arc<Ranges>,
 }
 
@@ -185,9 +187,10 @@ impl Origin {
     /// Of the first communicator of a family.
     pub fn new(clock: Clock) -> Result<Origin> {
         Ok(Origin {
+            thread: Arc::new(ProgressThread::new(clock.clone())),
             clock,
             process: ProcessMark::current()?,
-            family: Some(Arc::default()),
+            is_member: true,
             ranges: Arc::default(),
         })
     }
@@ -198,7 +201,11 @@ impl Origin {
         Ok(Origin {
             clock: driving.clock.clone(),
             process: ProcessMark::current()?,
-            family: is_member.then(|| driving.family().clone()),
+            thread: match is_member {
+                true => parent.inner.progress.thread.clone(),
+                false => Arc::new(ProgressThread::new(driving.clock.clone())),
+            },
+            is_member,
             ranges: parent.inner.ranges.clone(),
         })
     }
@@ -235,15 +242,20 @@ pub(super) fn finish(
         origin.clock.clone(),
         SpinTime::new(local_ranks, cores),
         Arc::new(Garbage::new(origin.process)),
-        origin.family.clone().unwrap_or_default(),
+        origin.thread.family.clone(),
     ));
-    if origin.family.is_some() {
+    if origin.is_member {
         driving.family().join(&driving);
     }
     Communicator {
         inner: Arc::new(Inner {
             driving: ProcessOwned::new(origin.process, driving),
-            progress: ProgressThread::new(config.progress, common.cores.count() > local_ranks),
+            progress: ProgressChoice::new(
+                origin.thread,
+                config.progress,
+                common.cores.count() > local_ranks,
+                origin.clock.is_virtual(),
+            ),
             clock: origin.clock,
             ranges: origin.ranges,
             config,

@@ -1,7 +1,6 @@
-//! [`Driving`]: the engine, how the threads of a rank drive it, and how they wait on it; and
-//! [`Family`]: which other engines a wait drives.
+//! [`Driving`]: the engine, how the threads of a rank drive it, and how they wait on it.
 //!
-//! A thread that waits drives for all; the progress thread drives while none waits.
+//! A thread that waits drives for all; the progress thread of the [`Family`] drives while none waits.
 //! A thread that sleeps is woken by peers through the [`Alarm`], after what they did: whichever
 //! thread handles that, every sleeper looks for the end of its own task under the engine's lock.
 //! What no peer rings for, a failure found by looking or a cancel, the finder rings for; where
@@ -11,20 +10,18 @@
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
+use super::family::{Family, Member};
 use super::inside::Inside;
 use super::ranges::Garbage;
 use crate::engine::{Engine, TaskId};
 use crate::error::{Error, Result};
 use crate::sync::{
-    Arc, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, Weak, yield_now,
+    Arc, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError, TryLockError, yield_now,
 };
 use crate::time::Time;
-use crate::wait::{Alarm, Background, Clock, DriverLock, Patience, SpinTime, Step, sleep_on};
+use crate::wait::{Alarm, Clock, Patience, SpinTime, Step, sleep_on};
 use std::task::Waker;
 use std::time::Duration;
-
-/// Longest sleep of the progress thread while something is under way; wake-ups cut it short.
-const PROGRESS_SLEEP: Duration = Duration::from_millis(50);
 
 /// How often a thread that attends to a communicator for good looks at control sockets, which costs
 /// system calls.
@@ -43,7 +40,7 @@ pub(crate) enum Manner {
 
 /// The engine and what threads need to wait on it.
 pub(crate) struct Driving {
-    lock: DriverLock<Inside>,
+    inside: Mutex<Inside>,
     pub clock: Clock,
     /// `None` in a simulation, where nobody sleeps.
     alarm: Option<Alarm>,
@@ -57,70 +54,6 @@ pub(crate) struct Driving {
     family: Arc<Family>,
 }
 
-/// The communicators of one process that come from one another by split, duplicate and rebuild. A
-/// thread that waits on one of them also drives the others.
-///
-/// Why: rank 0 starts an operation on A and waits on B, rank 1 waits on A first. Unless rank 0's
-/// wait on B also moves A, neither ends. A communicator that a thread of its own attends to for
-/// good is no member.
-#[derive(Default)]
-pub(crate) struct Family {
-    /// Members alive. All that a wait looks at as long as there is one.
-    members_count: AtomicU32,
-    members: Mutex<Vec<Weak<Driving>>>,
-}
-
-impl Family {
-    /// Takes a member in.
-    pub fn join(&self, member: &Arc<Driving>) {
-        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        members.retain(|known| known.strong_count() > 0);
-        members.push(Arc::downgrade(member));
-        self.members_count
-            .store(members.len() as u32, Ordering::Relaxed);
-    }
-
-    /// A member leaves; nothing happens if it is none.
-    pub fn leave(&self, member: &Arc<Driving>) {
-        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        members.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(member)));
-        // Relaxed: a hint of whether to look at the list, whose lock orders everything.
-        self.members_count
-            .store(members.len() as u32, Ordering::Relaxed);
-    }
-
-    /// Whether a member has others to care for.
-    #[inline]
-    fn has_others(&self) -> bool {
-        self.members_count.load(Ordering::Relaxed) > 1
-    }
-
-    /// Drives every member but `own` that no other thread drives now; whether anything moved.
-    pub fn drive(&self, own: Option<&Driving>) -> bool {
-        // The thread that has the list drives all of them.
-        let members = match self.members.try_lock() {
-            Ok(members) => members,
-            Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        let others = members.iter().filter_map(Weak::upgrade);
-        let others = others.filter(|other| own.is_none_or(|own| !std::ptr::eq(own, &**other)));
-        others.fold(false, |moved, other| {
-            let engine = other.lock.try_lock();
-            engine.is_some_and(|engine| other.drive_for_other(engine)) || moved
-        })
-    }
-
-    /// Every member but `own`.
-    fn others(&self, own: &Driving) -> Vec<Arc<Driving>> {
-        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = members.iter().filter_map(Weak::upgrade);
-        others
-            .filter(|other| !std::ptr::eq(own, &**other))
-            .collect()
-    }
-}
-
 impl Driving {
     pub fn new(
         engine: Inside,
@@ -131,7 +64,7 @@ impl Driving {
     ) -> Driving {
         let alarm = Alarm::new(engine.wait_source());
         Driving {
-            lock: DriverLock::new(engine),
+            inside: Mutex::new(engine),
             clock,
             alarm,
             spin,
@@ -146,17 +79,17 @@ impl Driving {
     /// bookkeeping.
     #[inline]
     pub fn engine(&self) -> MutexGuard<'_, Inside> {
-        self.lock.lock()
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts what `submit` submits, and ends the rest of the progress thread.
     pub fn start(&self, submit: impl FnOnce(&mut Inside) -> Result<TaskId>) -> Result<TaskId> {
         let task = submit(&mut self.engine())?;
-        self.lock.end_rest();
+        self.family.end_rest();
         Ok(task)
     }
 
-    /// The result of a task; while there is none, `waker` is woken when there is, if a progress
+    /// The result of a task; while there is none, `waker` is woken when there is, if a service
     /// thread runs.
     pub fn watch(&self, task: TaskId, waker: &Waker) -> Option<Result<()>> {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,30 +98,9 @@ impl Driving {
         if result.is_none() {
             watchers.push((task, waker.clone()));
             drop(watchers);
-            self.lock.end_rest();
+            self.family.end_rest();
         }
         result
-    }
-
-    /// Wakes those whose task has ended.
-    fn wake_watchers(&self) {
-        let mut ended = Vec::new();
-        {
-            let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-            if watchers.is_empty() {
-                return;
-            }
-            let engine = self.engine();
-            let mut index = 0;
-            while let Some((task, _)) = watchers.get(index) {
-                match engine.result(*task) {
-                    Some(_) => ended.push(watchers.swap_remove(index).1),
-                    None => index += 1,
-                }
-            }
-        }
-        // Without a lock: it runs code of the caller.
-        ended.into_iter().for_each(Waker::wake);
     }
 
     /// Ends registrations whose memory nobody uses any more.
@@ -264,8 +176,28 @@ impl Driving {
                 "a simulated operation cannot be waited for by one rank: step the simulation (Simulation::run) and test",
             ));
         }
-        let _caller = self.lock.enter();
+        let _caller = self.family.enter();
         Ok(self.wait_long(task, limit, is_given_up))
+    }
+
+    /// Drives, at most for `limit`, until `has_come`, which the end of an operation of the family
+    /// makes true. With no limit, and in a simulation, it drives once.
+    pub fn wait_for(&self, limit: Duration, has_come: impl Fn() -> bool) {
+        if limit.is_zero() || self.clock.is_virtual() {
+            self.drive_then(|_| ());
+            if !has_come() && self.family.has_others() {
+                self.family.drive(Some(self));
+            }
+            return;
+        }
+        let _caller = self.family.enter();
+        let limits = (Some(limit), None);
+        self.wait_until(
+            limits,
+            || false,
+            |_| has_come().then_some(()),
+            |_| has_come(),
+        );
     }
 
     fn wait_long(
@@ -319,6 +251,9 @@ impl Driving {
                     self.spin.learn(patience.last());
                     return Some(result);
                 }
+                if engine.is_idle() {
+                    break;
+                }
             }
             let is_due = manner.is_none() || now.since(looked_at) >= LOOK_EVERY;
             let has_failed = is_due && look_if_due(&mut engine, now);
@@ -342,7 +277,7 @@ impl Driving {
                 Step::Yield => yield_now(),
                 Step::Sleep(time) => {
                     let time = time.min(deadline.since(now));
-                    self.sleep(time, manner, |engine| is_given_up() || has_come(engine));
+                    self.sleep_unless(time, manner, |engine| is_given_up() || has_come(engine));
                 }
             }
         }
@@ -351,7 +286,12 @@ impl Driving {
     /// Sleeps until something may have arrived here or for another member of the family, unless
     /// `is_over`. Without a manner it looks at control sockets before; with [`Manner::Idle`],
     /// signals may wait.
-    fn sleep(&self, time: Duration, manner: Option<Manner>, is_over: impl Fn(&Engine) -> bool) {
+    fn sleep_unless(
+        &self,
+        time: Duration,
+        manner: Option<Manner>,
+        is_over: impl Fn(&Engine) -> bool,
+    ) {
         let Some(alarm) = &self.alarm else {
             return;
         };
@@ -360,7 +300,7 @@ impl Driving {
         let time = due.map_or(time, |due| time.min(due.since(self.clock.now())));
         // Held until the end, so that no bell is unmapped meanwhile.
         let others = match self.family.has_others() {
-            true => self.family.others(self),
+            true => self.family.others(Some(self)),
             false => Vec::new(),
         };
         let has_news = || {
@@ -387,14 +327,14 @@ impl Driving {
                 false if moved => alarm.wake_others(1),
                 false => {}
             }
-            others.iter().fold(has_news, |has_news, other| {
-                other.drive_for_other(other.engine()) | has_news
-            })
+            others
+                .iter()
+                .fold(has_news, |has_news, other| other.drive() | has_news)
         };
         match &others[..] {
             [] => sleep_on(&[alarm], time, has_news),
             others => {
-                let alarms = others.iter().filter_map(|other| other.alarm.as_ref());
+                let alarms = others.iter().filter_map(|other| other.alarm());
                 let alarms: Vec<&Alarm> = std::iter::once(alarm).chain(alarms).collect();
                 sleep_on(&alarms, time, has_news);
             }
@@ -446,42 +386,49 @@ impl Driving {
     }
 }
 
-/// The progress thread: it drives while no caller waits, and rests while nothing is under way, so
-/// that peers that signal wake it for nothing.
-impl Background for Driving {
-    fn run(&self) {
-        let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));
-        while !self.lock.is_stopped() {
-            let now = self.clock.now();
-            let mut moved = false;
-            if !self.lock.has_callers() {
-                let mut engine = self.engine();
-                moved = engine.drive(now);
-                // One operation may move all the time while another waits for a peer that is gone.
-                let has_failed = moved && look_if_due(&mut engine, now);
-                drop(engine);
-                self.tell_sleepers(moved, has_failed);
-            }
-            self.wake_watchers();
-            if moved {
-                patience.reset();
-                continue;
-            }
-            match patience.next(self.clock.now()) {
-                Step::Spin | Step::Yield => yield_now(),
-                Step::Sleep(_) if self.lock.rest_while(|| self.engine().is_idle()) => {
-                    patience.reset();
-                }
-                Step::Sleep(_) => {
-                    self.sleep(PROGRESS_SLEEP, None, |_| self.lock.is_stopped());
-                }
-            }
+impl Member for Driving {
+    fn try_drive(&self) -> bool {
+        match self.inside.try_lock() {
+            Ok(engine) => self.drive_for_other(engine),
+            Err(TryLockError::Poisoned(error)) => self.drive_for_other(error.into_inner()),
+            Err(TryLockError::WouldBlock) => false,
         }
     }
 
-    fn stop(&self) {
-        self.lock.stop();
-        self.ring();
+    fn drive(&self) -> bool {
+        self.drive_for_other(self.engine())
+    }
+
+    fn wake_watchers(&self) {
+        let mut ended = Vec::new();
+        {
+            let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+            if watchers.is_empty() {
+                return;
+            }
+            let engine = self.engine();
+            let mut index = 0;
+            while let Some((task, _)) = watchers.get(index) {
+                match engine.result(*task) {
+                    Some(_) => ended.push(watchers.swap_remove(index).1),
+                    None => index += 1,
+                }
+            }
+        }
+        // Without a lock: it runs code of the caller.
+        ended.into_iter().for_each(Waker::wake);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.engine().is_idle()
+    }
+
+    fn alarm(&self) -> Option<&Alarm> {
+        self.alarm.as_ref()
+    }
+
+    fn sleep(&self, time: Duration, is_over: &dyn Fn() -> bool) {
+        self.sleep_unless(time, None, |_| is_over());
     }
 }
 

@@ -3,8 +3,8 @@
 use super::call::Call;
 use super::communicator::Communicator;
 use super::driving::Driving;
+use super::queue::CompletionQueue;
 use super::say::say;
-use crate::config::Progress;
 use crate::engine::{Engine, TaskId};
 use crate::error::{Error, Result};
 use std::future::Future;
@@ -49,6 +49,7 @@ pub struct Operation {
     task: TaskId,
     /// Once known, the engine has forgotten the task.
     result: Option<Result<()>>,
+    is_in_queue: bool,
 }
 
 impl Communicator {
@@ -64,14 +65,15 @@ impl Communicator {
             communicator: self.clone(),
             task,
             result: None,
+            is_in_queue: false,
         })
     }
 
     /// Starts an operation of a user, who may compute now: it goes on as
     /// [`Config::progress`](crate::Config::progress) says.
     pub(super) fn start_and_overlap(&self, call: &Call<'_>) -> Result<Operation> {
-        let driving = self.driving()?;
-        if !self.inner.progress.settle(driving)? && self.inner.config.debug {
+        self.driving()?;
+        if !self.inner.progress.settle()? && self.inner.config.debug {
             say(&format!(
                 "rank {}: operations advance inside calls only, because the host has no more cores than ranks or \
                  LINERATE_PROGRESS is inline (thread overlaps all the same)",
@@ -92,14 +94,31 @@ impl Operation {
     fn watch(&self, context: &Context<'_>) -> Result<Option<Result<()>>> {
         let driving = self.driving()?;
         let progress = &self.communicator.inner.progress;
-        if progress.setting() == Progress::Inline || driving.clock.is_virtual() {
-            return Err(Error::invalid(
-                "an operation cannot be awaited without a progress thread: set LINERATE_PROGRESS to auto or thread \
-                 (simulated ranks have none), or call wait or test",
-            ));
-        }
-        progress.begin(driving)?;
+        progress.need_thread("an operation cannot be awaited")?;
         Ok(driving.watch(self.task, context.waker()))
+    }
+
+    /// Puts it into a queue, once: when it has ended, the queue has a completion with the number
+    /// `user`. It may be dropped then, and waited for all the same.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the queue is of another family, or the operation is in a queue
+    /// already; [`Error::Forked`].
+    pub fn notify(&mut self, queue: &CompletionQueue, user: u64) -> Result<()> {
+        let driving = self.driving()?;
+        if self.is_in_queue {
+            return Err(Error::invalid(format!(
+                "an operation is in one queue, once: this one, with user {user}, is in one already"
+            )));
+        }
+        let place = queue.place(driving, user)?;
+        match &self.result {
+            Some(result) => place.end(result.clone()),
+            None => driving.engine().notify(self.task, place),
+        }
+        queue.wake(driving);
+        self.is_in_queue = true;
+        Ok(())
     }
 
     /// Whether it has ended; makes progress once. An operation that failed gives its error here and

@@ -3,83 +3,108 @@
 //!
 //! [`Config::progress`]: crate::Config::progress
 
-use super::driving::Driving;
+use super::family::Family;
 use crate::config::Progress;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::ProcessMark;
-use crate::wait::BackgroundThread;
+use crate::wait::{BackgroundThread, Clock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The progress thread of a communicator, and whether it is to have one.
+/// The progress thread of a family, if it has one. It ends with the last member.
 pub(super) struct ProgressThread {
-    setting: Progress,
-    /// The host has more cores than ranks.
-    has_cores: bool,
-    /// Nothing is left to decide at the start of an operation.
-    is_settled: AtomicBool,
-    thread: Mutex<Option<BackgroundThread<Driving>>>,
+    pub family: Arc<Family>,
+    thread: Mutex<Option<BackgroundThread<Family>>>,
 }
 
 impl ProgressThread {
-    pub fn new(setting: Progress, has_cores: bool) -> ProgressThread {
+    /// Of a family without members.
+    pub fn new(clock: Clock) -> ProgressThread {
         ProgressThread {
+            family: Arc::new(Family::new(clock)),
+            thread: Mutex::new(None),
+        }
+    }
+
+    /// Begins the thread, if there is none.
+    fn begin(&self) -> Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let process = ProcessMark::current()?;
+            let name = "linerate-progress";
+            *thread = Some(BackgroundThread::start(self.family.clone(), process, name)?);
+        }
+        Ok(())
+    }
+}
+
+/// Whether the progress thread makes the progress of a communicator.
+pub(super) struct ProgressChoice {
+    pub thread: Arc<ProgressThread>,
+    setting: Progress,
+    /// The host has more cores than ranks.
+    has_cores: bool,
+    /// Time is virtual: no thread makes progress.
+    is_virtual: bool,
+    /// Nothing is left to decide at the start of an operation.
+    is_settled: AtomicBool,
+}
+
+impl ProgressChoice {
+    pub fn new(
+        thread: Arc<ProgressThread>,
+        setting: Progress,
+        has_cores: bool,
+        is_virtual: bool,
+    ) -> ProgressChoice {
+        ProgressChoice {
+            thread,
             setting,
             has_cores,
+            is_virtual,
             is_settled: AtomicBool::new(false),
-            thread: Mutex::new(None),
         }
     }
 
     /// An operation is started: begins the thread if the setting says so. `Ok(false)`: calls will
     /// make its progress, which was not known.
     #[inline]
-    pub fn settle(&self, driving: &Arc<Driving>) -> Result<bool> {
+    pub fn settle(&self) -> Result<bool> {
         // Relaxed: a thread that misses it takes the lock.
         match self.is_settled.load(Ordering::Relaxed) {
             true => Ok(true),
-            false => self.settle_first(driving),
+            false => self.settle_first(),
         }
     }
 
     #[cold]
-    fn settle_first(&self, driving: &Arc<Driving>) -> Result<bool> {
+    fn settle_first(&self) -> Result<bool> {
         let wants_thread = match self.setting {
             Progress::Thread => true,
             Progress::Auto => self.has_cores,
             Progress::Inline => false,
         };
-        if wants_thread && !driving.clock.is_virtual() {
-            self.begin(driving)?;
+        if wants_thread && !self.is_virtual {
+            self.thread.begin()?;
         }
         let is_first = !self.is_settled.swap(true, Ordering::Relaxed);
         Ok(wants_thread || !is_first)
     }
 
-    /// Begins the thread, if there is none.
-    pub fn begin(&self, driving: &Arc<Driving>) -> Result<()> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.is_none() {
-            let process = ProcessMark::current()?;
-            let name = "linerate-progress";
-            *thread = Some(BackgroundThread::start(driving.clone(), process, name)?);
+    /// Begins the thread for what cannot do without it, which `what` says. An error where the
+    /// setting or virtual time forbids it.
+    pub fn need_thread(&self, what: &str) -> Result<()> {
+        if self.setting == Progress::Inline || self.is_virtual {
+            return Err(Error::invalid(format!(
+                "{what} without a progress thread: set LINERATE_PROGRESS to auto or thread \
+                 (simulated ranks have none), or call wait or test"
+            )));
         }
-        Ok(())
+        self.thread.begin()
     }
 
     /// Whether the host has more cores than ranks.
     pub fn has_cores(&self) -> bool {
         self.has_cores
-    }
-
-    /// Whether a future may begin it.
-    pub fn setting(&self) -> Progress {
-        self.setting
-    }
-
-    /// Ends the thread, if there is one.
-    pub fn end(&mut self) {
-        let thread = (self.thread.get_mut()).unwrap_or_else(PoisonError::into_inner);
-        thread.take();
     }
 }

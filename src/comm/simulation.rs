@@ -77,7 +77,7 @@ impl Simulation {
         };
         let connected = engines.into_iter().map(|engine| {
             let origin = Origin {
-                family: None,
+                is_member: false,
                 ..Origin::new(clock.clone())?
             };
             Ok(connect::finish(engine, origin, options.size_only, &common))

@@ -22,7 +22,7 @@ impl Communicator {
     /// different ranks: a wait on one also moves the others of this process. It lives on when this
     /// one is dropped, fails or is aborted. The death of a rank fails every communicator that it
     /// was part of. Buffers of one may be used with the other. It has the settings of this one, and
-    /// a progress thread of its own if they ask for one.
+    /// the progress thread of this one, if they ask for one.
     ///
     /// ```
     /// use linerate::{Communicator, Config};

@@ -6,6 +6,7 @@ use super::round::RoundCall;
 use crate::error::{Error, Result};
 use crate::memory::{Kept, View};
 use crate::time::Time;
+use crate::wait::Place;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
@@ -80,6 +81,8 @@ pub struct Task {
     pub(super) active_rounds: u32,
     pub(super) is_detached: bool,
     pub last_moved: Time,
+    /// What is told of its end.
+    place: Option<Place>,
 }
 
 impl Task {
@@ -134,6 +137,7 @@ impl Tasks {
                 active_rounds: 0,
                 is_detached: false,
                 last_moved: now,
+                place: None,
             });
             self.all.len() - 1
         });
@@ -175,6 +179,14 @@ impl Tasks {
         }
     }
 
+    /// Tells a place of a queue when a task ends, at once if it has ended. A task has one place.
+    pub fn notify(&mut self, id: TaskId, place: Place) {
+        match self.result(id) {
+            Some(result) => place.end(result),
+            None => self.all[id.index].place = Some(place),
+        }
+    }
+
     /// Ends a task. `failure`: that of the communicator, if it has failed.
     pub fn end(&mut self, index: usize, result: Result<()>, failure: Option<&Error>) {
         self.ended_count += 1;
@@ -185,6 +197,10 @@ impl Tasks {
             // Peers may still reach the memory: it is kept until the communicator ends.
             (Some(reason), Some(call)) => call.fail(reason),
             (Some(_), None) => {}
+        }
+        // Last: who takes the completion may use the memory again.
+        if let (Some(place), State::Done(result)) = (task.place.take(), &task.state) {
+            place.end(result.clone());
         }
         if task.is_detached {
             self.free(index, failure.is_none());

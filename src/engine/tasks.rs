@@ -11,6 +11,7 @@ use crate::limits::COUNT_MAX;
 use crate::schedule::Count;
 use crate::time::Time;
 use crate::types::Collective;
+use crate::wait::Place;
 
 impl Engine {
     /// Starts a task, which runs as far as it can at once. A call that is refused leaves its memory
@@ -102,6 +103,11 @@ impl Engine {
     #[inline]
     pub fn result(&self, id: TaskId) -> Option<Result<()>> {
         self.tasks.result(id)
+    }
+
+    /// Tells a place of a queue when a task ends, at once if it has ended. A task has one place.
+    pub fn notify(&mut self, id: TaskId, place: Place) {
+        self.tasks.notify(id, place);
     }
 
     /// Whether no task is under way.

@@ -8,6 +8,7 @@
 //! * [`DriverLock`] holds what callers and a thread of its own drive in turn: a caller that waits
 //!   drives by itself, and the thread drives while none does. [`BackgroundThread`] begins and ends
 //!   such a thread.
+//! * [`Completions`] collects operations that have ended, for a thread that waits for any of many.
 //! * [`Clock`] is the one reader of the clock.
 //!
 //! What is driven is not known here: `comm/driving.rs` drives an engine, `comm/fusion` and
@@ -19,6 +20,7 @@ mod alarm;
 mod background;
 mod bell;
 mod clock;
+mod completions;
 mod driver_lock;
 mod futex;
 mod patience;
@@ -28,7 +30,8 @@ pub use alarm::{Alarm, WaitSource, sleep_on};
 pub use background::{Background, BackgroundThread};
 pub use bell::Bell;
 pub use clock::Clock;
-pub use driver_lock::DriverLock;
+pub use completions::{Completion, Completions, Place};
+pub use driver_lock::{Caller, DriverLock};
 pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
 pub use patience::{Looks, Patience, SpinTime, Step};
 pub use quota::Quota;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::memory::{View, time_out_one};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 use crate::time::Time;
-use crate::wait::{Bell, Quota, WaitSource};
+use crate::wait::{Bell, Place, Quota, WaitSource};
 
 #[derive(Clone, Copy, PartialEq)]
 pub struct TaskId(usize);
@@ -15,6 +15,16 @@ struct Task {
     /// The number of the event with which it ends.
     event: u32,
     result: Option<Result<()>>,
+    place: Option<Place>,
+}
+
+impl Task {
+    fn end(&mut self, result: Result<()>) {
+        if let Some(place) = self.place.take() {
+            place.end(result.clone());
+        }
+        self.result = Some(result);
+    }
 }
 
 pub struct Engine {
@@ -114,6 +124,7 @@ impl Engine {
         self.tasks.push(Task {
             event,
             result: None,
+            place: None,
         });
         TaskId(self.tasks.len() - 1)
     }
@@ -127,7 +138,7 @@ impl Engine {
         let moved = events != std::mem::replace(&mut self.handled, events);
         for task in self.tasks.iter_mut().filter(|t| t.result.is_none()) {
             if task.event <= events {
-                task.result = Some(Ok(()));
+                task.end(Ok(()));
             }
         }
         moved
@@ -159,7 +170,7 @@ impl Engine {
     fn fail(&mut self, error: Error) {
         if self.failure.is_none() {
             for task in self.tasks.iter_mut().filter(|t| t.result.is_none()) {
-                task.result = Some(Err(error.clone()));
+                task.end(Err(error.clone()));
             }
             self.failure = Some(error);
         }
@@ -175,6 +186,14 @@ impl Engine {
 
     pub fn result(&self, task: TaskId) -> Option<Result<()>> {
         self.tasks[task.0].result.clone()
+    }
+
+    pub fn notify(&mut self, task: TaskId, place: Place) {
+        let task = &mut self.tasks[task.0];
+        match &task.result {
+            Some(result) => place.end(result.clone()),
+            None => task.place = Some(place),
+        }
     }
 
     pub fn is_idle(&self) -> bool {

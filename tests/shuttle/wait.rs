@@ -10,6 +10,8 @@ pub use crate::memory::{futex_wait, futex_wake_all};
 
 #[path = "../../src/wait/bell.rs"]
 mod bell;
+#[path = "../../src/wait/completions.rs"]
+mod completions;
 #[path = "../../src/wait/driver_lock.rs"]
 mod driver_lock;
 #[path = "../../src/wait/patience.rs"]
@@ -18,7 +20,8 @@ mod patience;
 mod quota;
 
 pub use bell::Bell;
-pub use driver_lock::DriverLock;
+pub use completions::{Completions, Place};
+pub use driver_lock::{Caller, DriverLock};
 pub use patience::{Patience, SpinTime, Step};
 pub use quota::Quota;
 
@@ -29,6 +32,7 @@ pub trait Background {
 }
 
 /// Time that passes by being asked for: 100 us each time, so that patience ends soon.
+#[derive(Debug)]
 pub struct Clock(std::sync::atomic::AtomicU64);
 
 impl Clock {

@@ -177,7 +177,7 @@ impl<'a> Survivor<'a> {
             engine.drive(now);
             engine.drive_slow(now);
         }
-        driving.family().drive(Some(driving));
+        driving.family().drive(Some(&**driving));
         std::thread::sleep(LOOK_AGAIN);
         self.is_confirmed()
     }

@@ -1,0 +1,258 @@
+//! Completion queues: every end comes once, from every communicator of a family, however it is
+//! driven.
+
+use super::{on_ranks, on_ranks_with};
+use crate::prng::Prng;
+use linerate::{Buffer, Communicator, Completion, CompletionQueue, Config, Error, ReduceOp};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// Whether the descriptor of a queue is readable within this time.
+fn is_readable(queue: &CompletionQueue, time: Duration) -> bool {
+    let mut set = [PollFd::from_borrowed_fd(
+        queue.descriptor().unwrap(),
+        PollFlags::IN,
+    )];
+    let time = Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    poll(&mut set, Some(&time)).unwrap() == 1
+}
+
+/// Takes completions until there are as many.
+fn take(queue: &CompletionQueue, count: usize) -> Vec<Completion> {
+    let mut ended = Vec::new();
+    while ended.len() < count {
+        assert!(queue.wait_into(&mut ended, count, LONG).unwrap() > 0);
+    }
+    ended
+}
+
+/// Sums on communicators in an order that all ranks share, many under way; each buffer is used
+/// again once its completion has come, and has the right sum then.
+fn random_sums(world: &Communicator, seed: u64, operations: u64) {
+    let duplicate = world.duplicate().unwrap();
+    let odd_and_even = world.split(Some(world.rank() % 2), 0).unwrap().unwrap();
+    let all = [world, &duplicate, &odd_and_even];
+    let queue = duplicate.completion_queue().unwrap();
+    let mut shared = Prng::new(seed);
+    let mut own = Prng::new(seed ^ u64::from(world.rank() + 1));
+    let buffers: Vec<Buffer<u64>> = (0..100).map(|_| world.alloc(40).unwrap()).collect();
+    let mut free: Vec<usize> = (0..buffers.len()).collect();
+    let mut wanted = BTreeMap::new();
+    let mut ended = Vec::new();
+    for number in 0..operations {
+        if free.is_empty() || own.below(50) == 0 {
+            let most = 1 + own.below(20) as usize;
+            let limit = Duration::from_micros(own.below(300));
+            queue.wait_into(&mut ended, most, limit).unwrap();
+        }
+        while free.is_empty() && ended.is_empty() {
+            assert!(queue.wait_into(&mut ended, 200, LONG).unwrap() > 0);
+        }
+        for completion in ended.drain(..) {
+            completion.result.unwrap();
+            check(&buffers, completion.user, &mut wanted);
+            free.push(completion.user as usize);
+        }
+        let comm = all[shared.below(3) as usize];
+        let index = free.swap_remove(own.below(free.len() as u64) as usize);
+        buffers[index]
+            .write(0, &[number + u64::from(comm.rank()); 40])
+            .unwrap();
+        let ranks = u64::from(comm.ranks());
+        wanted.insert(index as u64, ranks * number + ranks * (ranks - 1) / 2);
+        let mut operation = comm
+            .start_all_reduce(&buffers[index], ReduceOp::Sum)
+            .unwrap();
+        if own.below(4) == 0 {
+            let _ = operation.test().unwrap();
+        }
+        operation.notify(&queue, index as u64).unwrap();
+    }
+    for completion in take(&queue, wanted.len()) {
+        completion.result.unwrap();
+        check(&buffers, completion.user, &mut wanted);
+    }
+    assert_eq!((queue.running_count(), wanted.len()), (0, 0));
+    assert_eq!(queue.wait(Duration::ZERO).unwrap(), []);
+    world.barrier().unwrap();
+}
+
+fn check(buffers: &[Buffer<u64>], user: u64, wanted: &mut BTreeMap<u64, u64>) {
+    let wanted = wanted.remove(&user).expect("it comes once");
+    let sums = buffers[user as usize].as_slice().unwrap();
+    assert!(sums.iter().all(|&sum| sum == wanted));
+}
+
+#[test]
+fn every_operation_of_every_communicator_ends_in_the_queue_once() {
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    for (ranks, has_thread) in [(2, false), (3, false), (2, true), (3, true)] {
+        on_ranks_with(ranks, has_thread, |world| random_sums(&world, seed, 4000));
+    }
+}
+
+#[test]
+fn each_completion_goes_to_one_of_the_threads_that_wait() {
+    const OPERATIONS: u64 = 2000;
+    on_ranks(2, |world| {
+        let queue = world.completion_queue().unwrap();
+        let (count, sum) = (AtomicU64::new(0), AtomicU64::new(0));
+        let buffers: Vec<_> = (0..50).map(|_| world.alloc::<f32>(4).unwrap()).collect();
+        let free: Vec<AtomicBool> = buffers.iter().map(|_| AtomicBool::new(true)).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while count.load(Ordering::Relaxed) < OPERATIONS {
+                        for completion in queue.wait(Duration::from_millis(20)).unwrap() {
+                            completion.result.unwrap();
+                            sum.fetch_add(completion.user, Ordering::Relaxed);
+                            free[completion.user as usize % 50].store(true, Ordering::Release);
+                            count.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            for number in 0..OPERATIONS {
+                let place = number as usize % 50;
+                while !free[place].swap(false, Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                let started = world.start_all_reduce(&buffers[place], ReduceOp::Sum);
+                started.unwrap().notify(&queue, number).unwrap();
+            }
+        });
+        assert_eq!(sum.into_inner(), OPERATIONS * (OPERATIONS - 1) / 2);
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn the_descriptor_is_readable_exactly_while_completions_wait() {
+    on_ranks_with(2, true, |world| {
+        let queue = world.completion_queue().unwrap();
+        let other = world.duplicate().unwrap();
+        assert!(!is_readable(&queue, Duration::ZERO));
+        // Nobody waits but poll: the progress thread moves both communicators.
+        for (user, comm) in [&world, &other].into_iter().enumerate() {
+            let mut operation = comm.start_barrier().unwrap();
+            operation.notify(&queue, user as u64).unwrap();
+        }
+        let mut ended = Vec::new();
+        while ended.len() < 2 {
+            assert!(is_readable(&queue, LONG));
+            assert_eq!(queue.wait_into(&mut ended, 1, Duration::ZERO).unwrap(), 1);
+        }
+        assert!(!is_readable(&queue, Duration::ZERO));
+        world.barrier().unwrap();
+    });
+    on_ranks(1, |world| {
+        let queue = world.completion_queue().unwrap();
+        let text = queue.descriptor().unwrap_err().to_string();
+        assert!(text.contains("LINERATE_PROGRESS"), "{text}");
+    });
+}
+
+#[test]
+fn what_cannot_end_is_a_completion_with_the_reason() {
+    on_ranks(2, |world| {
+        let other = world.duplicate().unwrap();
+        let queue = world.completion_queue().unwrap();
+        let buffers: Vec<_> = (0..6).map(|_| world.alloc::<f32>(9).unwrap()).collect();
+        if world.rank() == 0 {
+            // Rank 1 starts none of them.
+            for (user, buffer) in (0..).zip(&buffers[..5]) {
+                let started = other.start_all_reduce(buffer, ReduceOp::Sum);
+                started.unwrap().notify(&queue, user).unwrap();
+            }
+            assert_eq!(queue.running_count(), 5);
+            assert_eq!(queue.wait(Duration::from_millis(1)).unwrap(), []);
+        }
+        world.barrier().unwrap();
+        if world.rank() == 1 {
+            other.abort("the loss is not a number");
+        } else {
+            let ended = take(&queue, 5);
+            let is_aborted = |completion: &Completion| {
+                let error = completion.result.as_ref().unwrap_err();
+                matches!(error.first_cause(), Error::Aborted { by: 1, .. })
+            };
+            assert!(ended.iter().all(is_aborted));
+        }
+        // The family's other communicator is as it was.
+        let mut operation = world.start_all_reduce(&buffers[5], ReduceOp::Sum).unwrap();
+        operation.notify(&queue, 77).unwrap();
+        assert_eq!(take(&queue, 1)[0].user, 77);
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn an_operation_is_in_one_queue_of_its_family_once() {
+    on_ranks(1, |world| {
+        let queue = world.completion_queue().unwrap();
+        let mut operation = world.start_barrier().unwrap();
+        operation.notify(&queue, 1).unwrap();
+        let text = operation.notify(&queue, 2).unwrap_err().to_string();
+        assert!(text.contains("in one queue"), "{text}");
+        assert_eq!(
+            take(&queue, 1)[0],
+            Completion {
+                user: 1,
+                result: Ok(())
+            }
+        );
+        // It may be waited for all the same.
+        operation.wait().unwrap();
+
+        let job = format!("another-family-{}", std::process::id());
+        let stranger = Communicator::join(0, 1, &job, Config::default()).unwrap();
+        let mut operation = stranger.start_barrier().unwrap();
+        let text = operation.notify(&queue, 3).unwrap_err().to_string();
+        assert!(text.contains("another family"), "{text}");
+        operation.wait().unwrap();
+        assert_eq!(queue.wait(Duration::ZERO).unwrap(), []);
+
+        // A queue that is gone forgets, and the operation goes on.
+        let mut operation = world.start_barrier().unwrap();
+        operation.notify(&queue, 4).unwrap();
+        drop(queue);
+        operation.wait().unwrap();
+    });
+}
+
+#[test]
+fn simulated_operations_end_in_a_queue_when_the_simulation_is_stepped() {
+    use linerate::sim::SimOptions;
+    let options = SimOptions::new(3);
+    let mut simulation = linerate::Simulation::new(options, Config::default()).unwrap();
+    let queues: Vec<_> = simulation
+        .communicators()
+        .iter()
+        .map(|comm| comm.completion_queue().unwrap())
+        .collect();
+    for (comm, queue) in simulation.communicators().iter().zip(&queues) {
+        let mut operation = comm.start_barrier().unwrap();
+        operation.notify(queue, 6).unwrap();
+    }
+    let mut ended = Vec::new();
+    let is_done = |_: &[Communicator]| {
+        for queue in &queues {
+            queue.wait_into(&mut ended, 9, LONG).unwrap();
+        }
+        ended.len() == 3
+    };
+    simulation.run(is_done).unwrap();
+    assert!(
+        ended
+            .iter()
+            .all(|completion| completion.user == 6 && completion.result.is_ok())
+    );
+}
