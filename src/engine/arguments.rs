@@ -6,7 +6,7 @@ use crate::memory::View;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 use std::sync::Arc;
 
-/// What a call says, apart from its schedule.
+/// The arguments of a call, apart from its schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arguments {
     /// The collective, for signatures and texts.
@@ -46,7 +46,7 @@ pub(super) fn signature_of(arguments: &Arguments, prepared: &Prepared, slots: &[
         arguments.count,
     );
     match arguments.collective {
-        // Its slots are the same on all ranks.
+        // All ranks pass the same slots, so they are compared, too.
         Collective::AllGatherV => {
             let hash = slots
                 .iter()

@@ -1,6 +1,6 @@
-//! Calls that end at once: where nothing else is under way, a blocking call that has come before
-//! runs its round without a task, a place in any list or a look at the clock. If a peer is not
-//! there soon, the round becomes that of an ordinary task and goes on from where it stands.
+//! Calls that end at once: where nothing else is under way, a blocking call that the rank repeats
+//! runs its round without a task, a place in any list or a look at the clock. If a peer does not
+//! signal soon, the round becomes that of an ordinary task and goes on from where it is.
 
 use super::arguments::{Arguments, RoundCall, signature_of};
 use super::core::Engine;
@@ -14,20 +14,20 @@ use crate::types::Collective;
 use crate::wait::Looks;
 use std::sync::Arc;
 
-/// Calls that end at once between two looks for messages: peers that fail or ask are heard in time
-/// all the same.
+/// Calls that end at once between two polls of the transport: few enough to hear in time of a peer
+/// that fails or asks.
 const CALLS_PER_POLL: u64 = 8;
 
-/// A call that may come again, and what is found out about it only once.
+/// A call that may be repeated, and what is worked out about it only once.
 pub struct AtOnce {
     /// Among the calls of the engine; from 1 on.
     number: u64,
-    /// What it says.
+    /// Its arguments.
     pub arguments: Arguments,
     slots: &'static [u64],
     planned: Arc<Prepared>,
-    /// Where what is planned needs registered memory: the signature by which a call is known to be
-    /// on other memory (`staged.rs`), and what runs then, if it can run at once.
+    /// Where `planned` needs registered memory: the signature by which `staged.rs` knows the calls
+    /// that are to be staged, and the schedule that stages them, if it can run at once.
     fallback: Option<(Signature, Option<Arc<Prepared>>)>,
 }
 
@@ -62,8 +62,8 @@ impl Engine {
     }
 
     /// Runs a call to its end if each of its waits takes no more than `looks` at what peers have
-    /// stored. `None`: not ended; the caller submits the same call next, before anything else is
-    /// done with the engine.
+    /// stored. `None`: the call has not ended. The caller then runs it again or submits it, before
+    /// it does anything else with the engine.
     pub fn run_at_once(&mut self, call: &AtOnce, looks: Looks) -> Option<Result<()>> {
         let mut round = match self.begun.take() {
             Some(round) => round,
@@ -89,20 +89,20 @@ impl Engine {
             }
             Err(error) => {
                 self.fail(error, true);
-                // Which may be what a peer had said before.
+                // The cause may be one that a peer has told of earlier.
                 let first = self.failing.cause.clone().expect("it has failed");
                 Some(Err(first))
             }
         }
     }
 
-    /// Whether a call has begun that may end if it is asked for again.
+    /// Whether a call has begun that may end if [`Engine::run_at_once`] runs it again.
     pub fn waits_at_once(&self) -> bool {
         let begun = self.begun.as_ref();
         begun.is_some_and(|round| !round.is_redirected)
     }
 
-    /// The next round of a call; `None` if it cannot run now.
+    /// Begins the next round of a call; `None` if it cannot run now.
     fn begin_at_once(&mut self, call: &AtOnce) -> Option<Result<Box<Round>>> {
         let is_alone =
             self.rounds.is_empty() && self.tasks.queue.is_empty() && self.failing.cause.is_none();

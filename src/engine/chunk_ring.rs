@@ -1,25 +1,25 @@
 //! [`ChunkRing`]: scratch memory of a few chunks through which a long message goes.
 //!
 //! A message that is received only to be reduced once needs no memory of its own beyond the chunks
-//! that are under way: a chunk is received where one lay that has been reduced. So received bytes
+//! that are under way: a chunk is received in the place of one that has been reduced. So its bytes
 //! are still in the second-level cache when they are reduced. Over `tcp`, 2 ranks, an allreduce of
 //! 16 MiB takes 4.1 ms with two chunks, 4.9 with four, and 5.3 with memory for all of it.
 //!
-//! It needs a reduction that waits for nothing but that message. Then a chunk waits for the
-//! reduction of an earlier one, which waits for no other rank, so that no deadlock can come of it.
+//! A ring needs a reduction that waits for nothing but that message. Then a chunk waits for the
+//! reduction of an earlier chunk, which waits for no other rank, so no deadlock is possible.
 
 use crate::schedule::{Action, Buffer, BufferId, Extent, Schedule, StepId};
 
 /// Chunks of a ring: one is received while another is reduced.
 pub const RING_CHUNKS: u64 = 2;
 
-/// A scratch buffer with two uses.
+/// A scratch buffer that two steps use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRing {
     pub buffer: BufferId,
-    /// Fills it, from its first element on.
+    /// The receive that fills it, from its first element on.
     pub receive: StepId,
-    /// Reads the same range once it has come.
+    /// The reduction that reads the same range once it has arrived.
     pub reduce: StepId,
 }
 
@@ -65,7 +65,8 @@ mod tests {
     const INPUT: Range = Range::new(BufferId::INPUT, Extent::all(1));
     const OUTPUT: Range = Range::new(BufferId::OUTPUT, Extent::all(1));
 
-    /// Rings of: receive into scratch memory, something else, and a reduction of that.
+    /// The rings of a schedule that receives into scratch memory, runs the steps of `more`, and
+    /// reduces that memory.
     fn rings(more: impl Fn(&mut Builder, Range)) -> Vec<ChunkRing> {
         let mut b = Builder::new("test", 0, 2, false);
         let scratch = Range::new(b.scratch(Extent::all(1)), Extent::all(1));

@@ -1,4 +1,4 @@
-//! Control memory of one rank: flag lines, retirement counts, and the windows.
+//! Control memory of one rank: retirement counts, flag lines, and places for control messages.
 //!
 //! Each rank owns a control region and, where memory is mapped, a window region; peers write into
 //! them. A flag line is one cache line: a stamp (sequence + 1), a [`Signature`], and 48 bytes that
@@ -9,8 +9,8 @@
 //! rank uses a slot again only when every peer has retired the operation that had it before:
 //! *retired* counts are published by each rank to all peers.
 //!
-//! `tests/loom.rs` compiles this file against a model of memory and finds a failure as soon as one
-//! release is weaker.
+//! `tests/loom.rs` compiles this file against a model of memory and fails as soon as one release
+//! store is weaker.
 //!
 //! ```text
 //! 0            retired count of each peer, one word per rank, in a cache line each
@@ -44,7 +44,7 @@ pub struct Binding {
     pub output_key: RegionKey,
     /// Offset of the input in its region.
     pub input_offset: u64,
-    /// Offset of the output.
+    /// Offset of the output in its region.
     pub output_offset: u64,
     /// Whether every buffer that this rank uses is registered.
     pub is_registered: bool,
@@ -67,7 +67,7 @@ impl ControlLayout {
         peer as usize * CACHE_LINE_BYTES
     }
 
-    /// The line of `sender`.
+    /// The line that `sender` stores for an operation on a lane.
     pub fn line(self, sequence: u64, lane: Lane, sender: Rank) -> usize {
         let slot = (sequence % OPERATION_SLOTS) as usize;
         let index = (slot * LANES + lane as usize) * self.ranks + sender as usize;
@@ -84,8 +84,8 @@ impl ControlLayout {
     }
 }
 
-/// Bits of a stamp that tell its operation; those above are the core that the sender ran on, plus
-/// 1, or 0.
+/// Bits of a stamp that hold the number of its operation plus 1. Those above hold the core of the
+/// sender plus 1, or 0 if the sender does not say it.
 const STAMP_BITS: u32 = 48;
 
 /// The words of a flag line.
@@ -100,7 +100,8 @@ pub struct Line {
 }
 
 impl Line {
-    /// The stamp of an operation's line from a sender on `core` (plus 1; 0: not said).
+    /// The stamp of an operation's line. `core` is the core of the sender plus 1, or 0 if it does
+    /// not say it.
     pub fn stamp_of(sequence: u64, core: u16) -> u64 {
         (sequence + 1) | (u64::from(core) << STAMP_BITS)
     }
@@ -146,7 +147,7 @@ impl Line {
             .then(|| Signature(signature.load(Ordering::Relaxed)))
     }
 
-    /// The sequence and the signature of whatever a line holds last.
+    /// The operation that a line was last stored for, and its signature.
     pub fn last(memory: View, offset: usize) -> Option<(u64, Signature)> {
         // Only a guess, which `arrived` checks.
         let stamp = kernel::word(&memory, offset).load(Ordering::Relaxed);

@@ -20,10 +20,10 @@ use crate::types::Rank;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Control sockets and timeouts are looked at this often while somebody waits.
+/// How often a thread that waits looks at control sockets and timeouts.
 const SLOW_EVERY: Duration = Duration::from_millis(2);
 
-/// More signals than come while a thread sleeps.
+/// A number of signals that never come while a thread sleeps.
 const SIGNALS_NEVER: u32 = 1 << 30;
 
 /// The engine of one rank in one communicator.
@@ -34,20 +34,22 @@ pub struct Engine {
     pub(super) now: Time,
     pub(super) events: Vec<Event>,
     pub(super) rounds: UnderWay,
-    /// A round that [`Engine::run_at_once`] could not end, for the task that follows.
+    /// A round that [`Engine::run_at_once`] has begun and could not end. The next task takes it
+    /// over.
     pub(super) begun: Option<Box<Round>>,
     pub(super) tasks: Tasks,
     pub(super) numbers: Numbers,
-    /// It has failed, or counts, notices or rounds wait to be published, sent or started.
+    /// Whether `do_chores` has something to do.
     pub(super) has_chores: bool,
     pub(super) publishing: Publishing,
-    /// A sleeping thread is not woken by every signal, and has to be by those of rounds that begin
-    /// later.
+    /// A thread sleeps until a certain number of signals has come. A round that begins ends this,
+    /// because the number leaves out the signals of that round.
     pub(super) wants_signals: bool,
-    /// A round whose ranks have not all said whether their memory is registered.
+    /// The collective of which this rank does not know yet whether all ranks' memory is registered.
+    /// No later one starts.
     pub(super) undecided: Option<u64>,
     pub(super) staged: Staged,
-    /// Messages sent to and received from each peer by pairwise rounds.
+    /// Per peer: how many sends to it and receives from it pairwise rounds have numbered.
     pub(super) pair_counts: Vec<(u64, u64)>,
     pub(super) failing: Failing,
     pub(super) leaving: Leaving,
@@ -96,13 +98,13 @@ impl Engine {
         })
     }
 
-    /// What peers need to know of this rank, for bootstrap to carry to them.
+    /// What peers need to know of this rank. Bootstrap carries it to them.
     pub fn contact(&self) -> Contact {
         self.driver.links.contact()
     }
 
-    /// Begins to connect to everyone, whose contacts come by rank; then [`Engine::poll_connect`]
-    /// until it says true.
+    /// Begins to connect to every rank. `contacts` has one entry per rank. The caller then calls
+    /// [`Engine::poll_connect`] until it returns true.
     pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
         self.driver.links.connect(contacts)
     }
@@ -114,8 +116,9 @@ impl Engine {
         events.clear();
         self.events = events;
         if is_ready == Ok(true) {
-            // Ranks that have all they need may have left before this one was ready. What they said
-            // before comes first: it may name another rank, because of which they have left.
+            // A peer that has all it needs may have left before this rank was ready. Its messages
+            // are handled before its leave: one of them may name another rank, because of which it
+            // has left.
             self.now = now;
             self.poll_events();
             let left: Vec<(Rank, u64)> = self.driver.links.left().collect();
@@ -158,8 +161,8 @@ impl Engine {
 
     /// Registers a region.
     pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
-        // Where ranks take and free memory all the time, and never wait long, this is the place to
-        // let go of it.
+        // A rank that takes and frees memory all the time may never wait long enough for
+        // `drive_slow`, so freed regions are released here, too.
         self.release_freed();
         self.driver.links.transport.register(region)
     }
@@ -169,14 +172,14 @@ impl Engine {
         self.driver.links.transport.deregister(key)
     }
 
-    /// Copies between views of equal length, one of several copies of `bytes_together` bytes: by
-    /// the threads and with streaming stores, as a step of a schedule would.
+    /// Copies between views of equal length. The copy is one of several, of `bytes_together` bytes
+    /// in all. It uses threads and streaming stores as a step of a schedule does.
     pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
         self.driver.copy(source, destination, bytes_together);
     }
 
-    /// Does everything that can be done now; whether anything moved. Never inlined, so that anyone
-    /// who counts instructions finds the engine's own here.
+    /// Does everything that can be done now; returns whether anything moved. It is never inlined,
+    /// so that a profile shows the engine's own work under this name.
     #[inline(never)]
     pub fn drive(&mut self, now: Time) -> bool {
         self.driver.moved = false;
@@ -195,8 +198,9 @@ impl Engine {
         self.driver.moved
     }
 
-    /// What is neither a message nor a round, and rarely there: to look for each kind of it at
-    /// every drive took three cache lines.
+    /// Does the rare work: tells failures and leaves, publishes counts, starts calls in the queue,
+    /// sends notices. One flag says whether there is any, because a look for each kind at every
+    /// drive would touch three cache lines.
     #[inline(never)]
     fn do_chores(&mut self, now: Time) {
         if self.failing.cause.is_some() {
@@ -222,19 +226,19 @@ impl Engine {
             || !self.publishing.to.is_empty();
     }
 
-    /// A thread is about to sleep, and looks what has come after this: whatever comes later wakes
-    /// it.
+    /// A thread is about to sleep: from now on all that arrives wakes it. After this call it looks
+    /// once more at what has arrived already.
     pub fn want_anything(&mut self) {
         self.driver.links.transport.want_signals(0);
         self.wants_signals = false;
     }
 
-    /// The thread has driven, which moved nothing, and is the only one that is about to sleep. From
-    /// now on signals wake it only when as many have come as are needed to move anything; with
-    /// `is_idle`, signals do not wake it at all. Without `is_idle` this ends when a round begins.
+    /// The calling thread has driven, nothing has moved, and no other thread is about to sleep.
+    /// From now on signals wake it only when as many have come as are needed to move anything. With
+    /// `is_idle`, signals do not wake it at all; without it, this ends when a round begins.
     pub fn want_signals(&mut self, is_idle: bool) {
-        // One is said too: the counts of peers, which wake a rank that has not said for how
-        // many signals it sleeps, do not wake this rank then.
+        // A number of one is announced, too: the retirement counts of peers wake only ranks that
+        // have announced none.
         let wanted = match self.signals_wanted() {
             1.. if is_idle => SIGNALS_NEVER,
             wanted => wanted,
@@ -264,7 +268,7 @@ impl Engine {
         wanted.min().unwrap_or(SIGNALS_NEVER)
     }
 
-    /// [`Engine::drive_slow`], if the last time is long enough ago.
+    /// Calls [`Engine::drive_slow`], but at most once per `SLOW_EVERY`.
     pub fn drive_slow_if_due(&mut self, now: Time) {
         if now >= self.slow_at {
             self.slow_at = now.after(SLOW_EVERY);
@@ -272,8 +276,8 @@ impl Engine {
         }
     }
 
-    /// The slow part of driving: control sockets, hang-ups, timeouts. Before a wait sleeps, and
-    /// every few milliseconds of a long one.
+    /// The slow part of driving: control sockets, hang-ups, timeouts. A thread calls it before it
+    /// sleeps, and every few milliseconds of a long wait.
     pub fn drive_slow(&mut self, now: Time) {
         self.now = now;
         (self.driver.links.transport).poll_slow(now, &mut self.events);
@@ -286,7 +290,7 @@ impl Engine {
         self.release_freed();
     }
 
-    /// Takes what has arrived.
+    /// Takes and handles what has arrived.
     #[inline(always)]
     pub(super) fn poll_events(&mut self) {
         let transport = self.driver.links.transport.as_mut();
@@ -296,8 +300,9 @@ impl Engine {
         }
     }
 
-    /// Nearly all events are the ends of messages of rounds; what one lets start is run at once: as
-    /// work for [`Engine::run_rounds`] it took a third more instructions.
+    /// Handles the events at hand. Nearly all are completions of messages of rounds. The steps that
+    /// a message lets start run at once, which is faster than leaving them to
+    /// [`Engine::run_rounds`].
     #[inline(always)]
     fn handle_events(&mut self) {
         let mut handled = 0;
@@ -323,7 +328,7 @@ impl Engine {
             let driver = &mut self.driver;
             let ended = driver.end_message(round, (step, chunk), completion);
             if let Err(error) = ended {
-                // It polls again, into a list of its own.
+                // `fail_round` polls again, into a list of its own.
                 let events = std::mem::take(&mut self.events);
                 self.fail_round(place, *error);
                 self.events = events;
@@ -332,10 +337,11 @@ impl Engine {
         self.events.clear();
     }
 
-    /// A connection has begun or ended, or a message or signal of the engine itself has.
+    /// Handles an event that is no completion of a round: of a connection, or of a message or
+    /// signal of the engine itself.
     #[inline(never)]
     fn handle_other(&mut self, number: usize) {
-        // What it leads to may poll again, into a list of its own.
+        // A handler may poll again, into a list of its own.
         let events = std::mem::take(&mut self.events);
         match &events[number] {
             Event::PeerFailed(peer, cause) => self.handle_peer_failed(*peer, cause.clone()),

@@ -1,7 +1,7 @@
 //! Runs the steps of rounds: the only place where schedule, transport and kernel meet.
 //!
-//! Here is what runs when; `driver/signals.rs`, `driver/messages.rs` and `driver/compute.rs` are
-//! the three kinds of steps.
+//! This file decides what runs when; `driver/signals.rs`, `driver/messages.rs` and
+//! `driver/compute.rs` run the three kinds of steps.
 
 mod compute;
 mod messages;
@@ -27,24 +27,24 @@ use crate::wait::Looks;
 pub struct Host {
     /// Threads that share large copies and reductions, the driving one included.
     pub threads_max: usize,
-    /// Bytes of the last-level cache, `usize::MAX` if unknown: operations that touch as many use
-    /// streaming stores.
+    /// Bytes of the last-level cache, `usize::MAX` if unknown: operations that touch this many
+    /// bytes or more use streaming stores.
     pub cache_bytes: usize,
     /// Buffers have no bytes (simulation).
     pub is_size_only: bool,
 }
 
-/// What has become of a step that was run.
+/// What became of a step that was run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ran {
     /// All of it is done.
     Whole,
-    /// What it waits for says when it goes on: a message that is under way, or an earlier step.
+    /// It waits for a message that is under way or for an earlier step, whose end lets it go on.
     Part,
-    /// It is to be tried again.
+    /// It has to be tried again.
     NotYet,
-    /// All of it is done, and the round is to be repeated: nothing more of it is run, since its
-    /// input must be what it was.
+    /// All of it is done, and the round is to be repeated. No further step of the round runs,
+    /// because its input must stay as it was.
     Redirected,
 }
 
@@ -52,26 +52,29 @@ enum Ran {
 pub struct Driver {
     /// Something moved since this was last cleared.
     pub moved: bool,
-    /// Some round may have something to do. Set where that begins, so that no event has to ask.
+    /// Some round may have something to do. The code that gives a round work sets it, so that an
+    /// event need not look at every round.
     pub has_work: bool,
-    /// Collective rounds retired here without gaps.
+    /// Collective rounds that this rank has retired, without gaps.
     pub retired: u64,
     /// The longest message whose source need not be registered.
     inline_bytes: usize,
-    /// Copies that are being sent.
+    /// Copies of unregistered memory that are being sent.
     bounced: Vec<Bounced>,
     pub links: Links,
     /// How often a wait looks for a signal that is not there before it is left for later.
     pub looks: Looks,
     pub chunk_bytes: usize,
     pub pool: Pool,
-    /// Per peer, the first message of pairwise rounds that has not been handed over as a whole:
-    /// only that one may send, so that later ones never take the places that it needs.
+    /// Per peer: the number of the first message of pairwise rounds that has not been posted as a
+    /// whole. Only this message may be sent, so that later ones never take the places that it
+    /// needs.
     pair_heads: Vec<u64>,
     threads: ThreadPool,
     streaming: Streaming,
-    /// Operations that touch as many bytes use streaming stores.
+    /// See [`Host::cache_bytes`].
     cache_bytes: usize,
+    /// The views of the piece at hand.
     sources: Vec<View>,
     destinations: Vec<View>,
 }
@@ -97,7 +100,7 @@ impl Driver {
         }
     }
 
-    /// Begins a round, with its memory: the caller's, a window slot, scratch.
+    /// Begins a round and gives it its memory: the caller's buffers, a window slot, scratch memory.
     pub fn begin(&mut self, round: &mut Round, of: RoundOf, call: &RoundCall<'_>) -> Result<()> {
         let mut is_new = round.begin(of, call, (self.links.ranks, self.chunk_bytes));
         round.memory.scratch = None;
@@ -133,9 +136,9 @@ impl Driver {
     }
 
     /// Runs a step that may start, those that its end lets start, and all others that may start
-    /// now. A step that cannot be run yet is parked. It is not inlined, because what
-    /// it needs fits the registers only in a function of its own. Errors are boxed, so that the
-    /// result fits one register.
+    /// now. A step that cannot be run yet is parked. This function is not inlined, because only in
+    /// a function of its own do its values fit the registers. Errors are boxed, so that the result
+    /// fits one register.
     #[inline(never)]
     pub fn run_ready(
         &mut self,
@@ -222,7 +225,7 @@ impl Driver {
         }
     }
 
-    /// Runs a step that counts what of it is done.
+    /// Runs a step that counts its elements or peers.
     #[inline(never)]
     fn run_by_parts(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
         match round.program.steps[step as usize] {
@@ -234,8 +237,8 @@ impl Driver {
         }
     }
 
-    /// The peers that a round waits for, those of waits, of messages, and of buffers that are not
-    /// mapped.
+    /// The peers for which a round waits: for their signals, their side of messages, or the use of
+    /// their buffers.
     pub fn awaited(&self, round: &Round) -> Vec<Rank> {
         let mut ranks = Vec::new();
         for (id, step) in round.program.prepared.schedule.steps.iter().enumerate() {
@@ -269,8 +272,8 @@ impl Driver {
     }
 }
 
-/// The peers whose buffers a step reaches and of which it does not know yet where they are, or
-/// which have taken them back.
+/// The peers whose buffers a step reaches and cannot use now: this rank does not know yet where
+/// they lie, or the peer has taken them back.
 fn unmapped(links: &Links, round: &Round, action: &Action) -> Vec<Rank> {
     let is_unknown = |peer: Rank, range: &Range| {
         let known = &round.memory.peers[peer as usize];

@@ -1,10 +1,10 @@
-//! Failures: silence, disagreement and death become one error on every rank.
+//! Failures: silence, disagreement and the end of a rank become one error on every rank.
 //!
-//! A rank whose operation stands still for the whole timeout asks everyone ([`ControlKind::Query`])
-//! and waits a moment for the answers. A peer that took part in another operation under the same
-//! number finds the disagreement and says so; otherwise the rank gives up, naming who it waited for
-//! and what each of them said. A rank that fails tells all the others, so that they return the same
-//! first cause.
+//! A rank whose operation makes no progress for the whole timeout asks every peer
+//! ([`ControlKind::Query`]) and waits a moment for the answers. A peer that has called another
+//! operation under the same number finds the disagreement and tells it. Otherwise the rank gives
+//! up, with an error that names the ranks for which it waited and what each of them said. A rank
+//! that fails tells all the others, so that they return the same first cause.
 
 use super::core::Engine;
 use super::news::{error_of, message_of};
@@ -17,24 +17,25 @@ use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
 use std::time::Duration;
 
-/// How long answers to a query are waited for; a rank inside a call answers in far less.
+/// How long a rank waits for answers to a query; a rank inside a call answers far sooner.
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(500);
 
-/// How long an operation stands still before its rank asks those it waits for whether they are in
-/// another one: far longer than ranks that compute alike wait for each other, and short enough for
-/// a person.
+/// How long an operation makes no progress before its rank asks the peers for which it waits
+/// whether they are in another one. That is far longer than ranks that compute alike wait for each
+/// other, and short enough for a person.
 const COMPARE_AFTER: Duration = Duration::from_millis(100);
 
 impl Engine {
-    /// The communicator has failed; the first cause.
+    /// The first cause, if the communicator has failed.
     pub fn failure(&self) -> Option<&Error> {
         self.failing.cause.as_ref()
     }
 
-    /// Fails every task, and tells the peers if they do not know.
+    /// Fails every task and tells the peers. `is_news`: this rank has found the failure; else a
+    /// peer has told it.
     pub(super) fn fail(&mut self, error: Error, is_news: bool) {
         if is_news {
-            // Somebody may have failed before, and said so: the first cause is the one to report.
+            // A peer may have failed before and told so: then that cause is the one to report.
             self.poll_events();
         }
         if self.failing.cause.is_some() {
@@ -52,20 +53,21 @@ impl Engine {
         self.driver.moved = true;
         let others = self.driver.links.others();
         self.failing.untold = others.filter(|&peer| Some(peer) != teller).collect();
-        // Before the memory is taken back: a peer that finds it so finds the cause, too. And before
-        // this rank leaves, which would make it look like the cause.
+        // The peers are told before the memory is taken back, so that a peer that finds it taken
+        // back finds the cause, too. They are told before this rank leaves, or it would look like
+        // the cause.
         self.tell_failure();
-        // A call on borrowed memory returns now: nothing may arrive there any more.
+        // Calls on borrowed memory return now: nothing may arrive in that memory any more.
         let driver = &mut self.driver;
         (self.rounds).for_each_mut(|round| driver.cancel_receives(round));
-        // Nor may a peer count what it reads there after the owner, who has it back when this
-        // returns, has changed it.
+        // Nor may a peer use what it reads there from now on: the owner gets the memory back when
+        // this returns, and may change it.
         self.driver.links.transport.withdraw();
         self.tasks.fail(&error);
     }
 
-    /// Tells the failure to those who do not know it yet. A peer that is being connected has no
-    /// room for it now.
+    /// Tells the failure to the peers that do not know it yet. A peer that has no room for it now,
+    /// such as one that is still being connected, is told later.
     pub(super) fn tell_failure(&mut self) {
         let Some(error) = self
             .failing
@@ -84,7 +86,7 @@ impl Engine {
 
     pub(super) fn handle_peer_failed(&mut self, peer: Rank, cause: String) {
         if let Some(done) = self.driver.links.hearsay(peer) {
-            // It could not say that it has left: there was no connection.
+            // The peer could not tell that it has left, because there was no connection.
             return self.handle_peer_left(peer, done);
         }
         self.driver.links.mark_gone(peer, cause);
@@ -119,8 +121,9 @@ impl Engine {
             ControlKind::Confirmed => self.failing.is_confirmed = true,
             ControlKind::Left => self.handle_left_message(&message),
             _ => {
-                // What the others had done before they failed is here: operations that can end, end
-                // well. Those that cannot must not hide the cause behind its consequences.
+                // What the peers did before they failed has arrived, so operations that can end do
+                // so now. If one of them fails, this rank still reports the cause that it was told,
+                // not its consequence.
                 self.failing.untold.retain(|&other| other != peer);
                 if self.failing.cause.is_some() {
                     return;
@@ -134,7 +137,7 @@ impl Engine {
         }
     }
 
-    /// A peer stands still and asks what this rank knows of the operation.
+    /// A peer whose operation makes no progress asks what this rank knows of it.
     fn answer(&mut self, peer: Rank, query: &ControlMessage) {
         let (sequence, theirs) = (query.sequence, Signature(query.signature));
         let ours = self.numbers.signature_of(sequence);
@@ -142,8 +145,8 @@ impl Engine {
             let detail = ours.describe_difference(self.rank(), theirs, peer);
             return self.fail(Error::Mismatch { sequence, detail }, true);
         }
-        // A peer that is further on may have been in another operation where this rank still is: it
-        // compares that, before it has everyone's answer and gives up.
+        // A peer that is further on may have called another operation under the number of the one
+        // that this rank is in. It compares the two before it has every answer and gives up.
         let oldest = self.rounds.all().next();
         let oldest = oldest.and_then(|r| Some((r.sequence()?, r.program.signature.0)));
         if let Some((sequence, signature)) = oldest.filter(|&(own, _)| own < query.sequence) {
@@ -162,7 +165,7 @@ impl Engine {
         self.driver.links.send_control(peer, &status);
     }
 
-    /// What this rank has done so far, for people.
+    /// What this rank has done so far, as a text for people.
     fn last_deed(&self) -> String {
         match self.numbers.next {
             0 => "no operation started".to_string(),
@@ -177,8 +180,8 @@ impl Engine {
         }
     }
 
-    /// The first operation that this rank has not ended, as an error says it; nothing if there is
-    /// none.
+    /// The first operation that this rank has not ended, as a part of an error's text; empty if
+    /// there is none.
     fn under_way(&self) -> String {
         self.rounds.all().next().map_or(String::new(), |round| {
             let what = round.program.signature.describe();
@@ -189,9 +192,10 @@ impl Engine {
         })
     }
 
-    /// Looks for messages that nobody here receives: of an operation that is something else here,
-    /// or has ended. Where ranks disagree about a root, all may have what they wait for, some of it
-    /// from the wrong rank.
+    /// Looks for messages that no receive of this rank takes, because they belong to an operation
+    /// that this rank has called with other arguments or has ended. They show a disagreement that
+    /// nothing else shows: where ranks disagree about a root, each may receive all that it waits
+    /// for, some of it from the wrong rank.
     pub(super) fn check_strays(&mut self) {
         if self.failing.cause.is_some() {
             return;
@@ -223,9 +227,9 @@ impl Engine {
     /// Looks for operations that need a peer that has failed, and for those that stand still.
     pub(super) fn check_silence(&mut self, now: Time) {
         if let Some(gone) = self.driver.links.first_failed() {
-            // What the peer did before it went is in memory already: whatever still waits for it
-            // waits forever. A receive that is posted now may end at once, and let the next one be
-            // posted.
+            // What the peer did before it failed has arrived, so operations that can end do so now:
+            // a receive that is posted may end at once and let the next one be posted. What still
+            // waits for the peer after that waits forever.
             while self.failing.cause.is_none() && self.drive(now) {}
             let error = self.needs_gone_peer().then_some(gone);
             if let (Some(error), None) = (error, &self.failing.cause) {
@@ -251,15 +255,15 @@ impl Engine {
         }
     }
 
-    /// Whether everyone has answered, or has had the time to.
+    /// Whether every peer has answered, or has had the time to.
     fn is_answered(&self, suspect: &Suspect, now: Time) -> bool {
         let is_here = |peer: Rank| suspect.answers[peer as usize].is_some();
         now >= suspect.deadline || self.driver.links.others().all(is_here)
     }
 
-    /// Asks those that an operation waits for, once, what they believe it to be: ranks that each
-    /// wait for a message of the other, as where they disagree about a root, would find that out at
-    /// the end of the timeout only.
+    /// Asks the peers for which an operation waits, once, what they believe it to be. Ranks that
+    /// disagree about a root, for instance, may each wait for a message of the other; without this
+    /// they would find out only at the end of the timeout.
     fn compare(&mut self, task: usize) {
         let Some(round) = self.rounds.of_task(task) else {
             return;
@@ -291,10 +295,10 @@ impl Engine {
         }
     }
 
-    /// For something that is no operation and has stood still since then, too long: asks everyone
-    /// what they do, and once they have answered, or have had the time to, who is missing and what
-    /// is known of each. Missing are those that do not answer, or else the ranks that are
-    /// `awaited`. `None`: ask again later.
+    /// Asks every peer what it does, because something that is no operation has made no progress
+    /// since `since`, which is too long. Once they have answered, or have had the time to, this
+    /// returns the missing ranks and a text about every rank. Missing are the ranks that have not
+    /// answered or, if all have, those in `awaited`. `None`: call again later.
     pub fn inquire(
         &mut self,
         since: Time,
@@ -317,7 +321,7 @@ impl Engine {
                 let said = self.describe_ranks(&missing, &suspect.answers);
                 Some((missing, said))
             }
-            // An operation stands still, which says more.
+            // An operation makes no progress, and its error says more.
             Some(suspect) if suspect.task.is_some() => {
                 self.suspect = Some(suspect);
                 None
@@ -329,7 +333,7 @@ impl Engine {
         }
     }
 
-    /// Lets go of regions that peers have freed, once every round that may have a view of them has
+    /// Releases regions that peers have freed, once every round that may have a view of them has
     /// ended.
     pub(super) fn release_freed(&mut self) {
         if self.failing.cause.is_none() && self.rounds.have_changed() {
@@ -337,7 +341,7 @@ impl Engine {
         }
     }
 
-    /// Rounds know when something of them last ended; here their tasks are told.
+    /// Carries over to each task when its rounds last made progress.
     fn note_moves(&mut self) {
         for round in self.rounds.all() {
             let task = &mut self.tasks[round.task];
@@ -345,7 +349,7 @@ impl Engine {
         }
     }
 
-    /// The first operation that has stood still for so long. Later ones may have to wait for
+    /// The first operation that has made no progress for `time`. Later ones may have to wait for
     /// earlier ones, so they are not silent while one of those moves.
     fn find_silent(&self, now: Time, time: Duration) -> Option<usize> {
         let rounds = self.rounds.all();
@@ -360,8 +364,8 @@ impl Engine {
         })
     }
 
-    /// An operation has ended that was the `at`-th under way: those behind it have all their time
-    /// before them.
+    /// The operation that was the `at`-th under way has ended: the timeout of the next ones begins
+    /// anew.
     pub(super) fn refresh_later(&mut self, at: usize, now: Time) {
         let rounds = self.rounds.from(at);
         for index in rounds
@@ -403,8 +407,8 @@ impl Engine {
         });
     }
 
-    /// Who is missing, then what every rank has last done: ranks that say the same are named
-    /// together.
+    /// A text that says of each rank whether it is missing and what it has last done. Ranks of
+    /// which it says the same are named together.
     fn describe_ranks(&self, missing: &[Rank], answers: &[Option<Answer>]) -> String {
         let mut groups: Vec<(bool, String, Vec<Rank>)> = Vec::new();
         for rank in 0..self.ranks() {
@@ -435,7 +439,8 @@ impl Engine {
                 None => groups.push((is_missing, deed, vec![rank])),
             }
         }
-        // The missing first: the peers are told as much of the text as fits a message.
+        // The missing ranks come first, because peers are told only as much of the text as fits a
+        // message.
         groups.sort_by_key(|group| !group.0);
         let say = |(is_missing, deed, ranks): &(bool, String, Vec<Rank>)| {
             let missing = match (is_missing, ranks.len()) {
@@ -448,7 +453,7 @@ impl Engine {
         groups.iter().map(say).collect::<Vec<_>>().join("; ")
     }
 
-    /// The error of an operation that stood still.
+    /// The error of an operation that has made no progress.
     fn give_up(&mut self, task: usize) -> Error {
         let suspect = self.suspect.take().expect("somebody stood still");
         let round = self.rounds.of_task(task);
@@ -459,14 +464,15 @@ impl Engine {
                 |&p: &Rank| p != links.rank && links.retired_by(p) == self.numbers.retired_by_all;
             missing = (0..links.ranks).filter(is_behind).collect();
         }
-        // Who answers waits too: for those who do not, behind a cut for instance.
+        // A rank that answers waits, too: perhaps for ranks that do not answer, for instance
+        // because the network between them is cut.
         let is_silent = |&rank: &Rank| suspect.answers[rank as usize].is_none();
         if !missing.iter().any(is_silent) {
             missing.extend(self.driver.links.others().filter(is_silent));
             missing.sort_unstable();
         }
-        // Who has started the operation, or is inside an earlier one, waits as this rank does, if
-        // somebody does not.
+        // A rank that has started the operation, or is inside an earlier one, waits as this rank
+        // does. It is named only if all the missing ranks wait.
         let waits = |&rank: &Rank| {
             let answer = suspect.answers[rank as usize].as_ref();
             let is_inside = |a: &Answer| a.started > suspect.sequence.min(a.ended);

@@ -1,13 +1,13 @@
-//! Ranks that leave in good order: they have dropped their communicator, nothing had failed, and
-//! what they have sent counts.
+//! Ranks that leave in good order: they have dropped their communicator, nothing has failed, and
+//! all that they have sent counts.
 //!
-//! A rank that leaves says how many collectives it has done. Those run on without it: whatever they
-//! need of it is here. No later one can end, and each fails on every rank that starts it, with an
-//! error that names the rank. Sends and receives fail where the rank that has left is the other
-//! side; others of their group go on. The communicator itself has not failed.
+//! A rank that leaves says how many collectives it has done. Its peers go on with these without it,
+//! because all that they need of it has arrived. No later collective can end: each fails on every
+//! rank that starts it, with an error that names the rank that has left. A send or receive fails if
+//! its other side has left; others of its group go on. The communicator itself has not failed.
 //!
-//! Over connections that are made at their first use a rank may not hear of a leave. A rank that
-//! fails an operation because of one tells all others, so that none waits for those who cannot go
+//! Where connections are made at their first use, a rank may not hear of a leave. So a rank that
+//! fails an operation because of a leave tells all others, and no rank waits for one that cannot go
 //! on.
 
 use super::core::Engine;
@@ -19,9 +19,9 @@ use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
 
 impl Engine {
-    /// Goes on with leaving in good order; true when nothing that this rank has sent needs it any
-    /// more, or it has failed and says so when it is dropped. Operations that have not ended are
-    /// given up. Nothing else is done with it afterwards.
+    /// Goes on with leaving in good order. Returns true when nothing that this rank has sent needs
+    /// it any more, or when the communicator has failed. Operations that have not ended are given
+    /// up. The caller does nothing else with the engine afterwards.
     pub fn leave(&mut self, now: Time) -> bool {
         if self.failing.cause.is_some() {
             return true;
@@ -55,7 +55,7 @@ impl Engine {
         });
     }
 
-    /// A peer says that somebody has left.
+    /// A peer says that a rank has left.
     pub(super) fn handle_left_message(&mut self, message: &ControlMessage) {
         if message.rank >= self.ranks() || message.rank == self.rank() {
             let text = format!("a message says that rank {} has left", message.rank);
@@ -69,7 +69,8 @@ impl Engine {
         self.note_left(left);
     }
 
-    /// Collectives from this one on cannot end.
+    /// Notes that collectives from `left.sequence` on cannot end, and fails those that are under
+    /// way.
     pub(super) fn note_left(&mut self, left: Left) {
         if (self.leaving.first).is_none_or(|known| left.sequence < known.sequence) {
             self.leaving.first = Some(left);
@@ -77,8 +78,7 @@ impl Engine {
         self.fail_unreachable();
     }
 
-    /// The error of an operation that needs a rank that has left, if the collective of this number
-    /// does.
+    /// Fails if the collective of this number needs a rank that has left.
     pub(super) fn check_left(&self, sequence: u64, what: &str) -> Result<()> {
         match self.leaving.first {
             Some(left) if sequence >= left.sequence => Err(Error::Left {
@@ -89,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// An operation fails because of a rank that has left: the others are told, once.
+    /// Tells the others, once, of the leave because of which an operation fails here.
     pub(super) fn tell_left(&mut self) {
         if self.leaving.told != self.leaving.first {
             self.leaving.told = self.leaving.first;
@@ -146,7 +146,8 @@ impl Engine {
         }
     }
 
-    /// Ends a collective task that cannot end well. What its caller gets back is touched no more.
+    /// Ends a collective task that cannot end well. Nothing touches the memory that its caller gets
+    /// back; the rest is kept (`GivenUp`).
     fn give_up_task(&mut self, index: usize, sequence: u64) {
         let what = self.tasks[index].describe();
         let Err(error) = self.check_left(sequence, &what) else {
@@ -165,7 +166,7 @@ impl Engine {
         let is_fetched = (0..self.driver.links.ranks).any(|p| transport.fetches(p, usize::MAX));
         if is_fetched && given_up.iter().any(|round| round.memory.is_unregistered()) {
             if !self.rounds.is_empty() {
-                // Memory is taken back for all operations together, registered or not.
+                // The transport takes memory back for all operations together, registered or not.
                 return self.fail(error, true);
             }
             self.driver.links.transport.withdraw();
@@ -178,12 +179,13 @@ impl Engine {
         self.end_task(index, Err(error));
     }
 
-    /// A step has failed, or could not be posted, because of a rank that has left.
+    /// A step of a round has failed. If the cause is a rank that has left, only collectives that
+    /// need that rank fail; otherwise the communicator does.
     pub(super) fn fail_round(&mut self, place: u32, error: Error) {
         let round = self.rounds.at_mut(place);
         match (&error, round.and_then(|round| round.sequence())) {
             (&Error::Left { rank, .. }, Some(sequence)) => {
-                // It may have said before that the communicator has failed.
+                // The rank may have told of a failure before it left: that cause comes first.
                 self.poll_events();
                 self.note_left(Left { rank, sequence });
             }

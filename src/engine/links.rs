@@ -1,5 +1,5 @@
-//! [`Links`]: the transport and this rank's control memory, with every peer's as far as it is
-//! mapped. Signals, retirement counts and control messages go through here.
+//! [`Links`]: the transport, this rank's control memory, and that of each peer that is mapped here.
+//! Signals, retirement counts and control messages go through here.
 
 use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::tag::{self, Token};
@@ -29,7 +29,7 @@ pub struct Contact {
 #[derive(Debug, Default)]
 struct Peer {
     is_connected: bool,
-    /// Both sides have what they need of each other.
+    /// This rank has mapped what it needs of the peer, and has made its own memory known to it.
     is_known: bool,
     /// Its control memory, where signals are stores.
     control: Option<View>,
@@ -39,13 +39,13 @@ struct Peer {
     gone: Option<String>,
     /// How many collectives it had done when it left in good order.
     left: Option<u64>,
-    /// What others say of its leave: the first operation that cannot end without it.
+    /// What others say of its leave: the number of the first operation that cannot end without it.
     hearsay: Option<u64>,
-    /// On which core it was when it sent its latest signal, plus 1; 0: not known.
+    /// The core from which it sent its latest signal, plus 1; 0: not known.
     core: u16,
 }
 
-/// The transport and the memory that signals live in.
+/// The transport, and the memory of signals.
 #[repr(C)]
 pub struct Links {
     pub transport: Box<dyn Transport>,
@@ -125,7 +125,7 @@ impl Links {
         }
     }
 
-    /// Begins to connect to everyone.
+    /// Begins to connect to every rank.
     pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
         for (peer, contact) in (0..self.ranks).zip(&contacts[..]) {
             self.transport.connect(peer, &contact.address)?;
@@ -134,7 +134,8 @@ impl Links {
         Ok(())
     }
 
-    /// Goes on with connecting; true when every peer can be signalled. An error names who failed.
+    /// Goes on with connecting; true when every peer can be signalled. An error names the rank that
+    /// failed.
     pub fn poll_connect(&mut self, now: Time, events: &mut Vec<Event>) -> Result<bool> {
         events.clear();
         self.transport.poll_slow(now, events);
@@ -152,8 +153,8 @@ impl Links {
             let p = &self.peers[peer as usize];
             let is_known = p.is_known || (p.is_connected && self.map_peer(peer)?);
             self.peers[peer as usize].is_known = is_known;
-            // A peer that has all it needs of this rank may leave; what it said before is here, and
-            // enough.
+            // A peer that has all it needs of this rank may leave. That is no error if this rank
+            // has all it needs of the peer.
             if !is_known && self.gone(peer).is_some() {
                 return Err(self.peer_failed(peer));
             }
@@ -167,8 +168,8 @@ impl Links {
         Ok(is_ready)
     }
 
-    /// Exchanges control memory and windows with a connected peer; true when both sides of it are
-    /// known here.
+    /// Makes this rank's control memory and window known to a connected peer, and maps the peer's.
+    /// True when both are done.
     fn map_peer(&mut self, peer: Rank) -> Result<bool> {
         let capabilities = self.transport.capabilities();
         let (store_signals, mapped) = (capabilities.store_signals, capabilities.mapped);
@@ -209,14 +210,15 @@ impl Links {
             .part(self.layout.message(self.ranks), CACHE_LINE_BYTES);
         line.emit(staging);
         match self.put(peer, staging, offset) {
-            // It has had all that it needed.
+            // The peer has done the operation and left: it needs no signal.
             Err(_) if self.has_done(peer, Some(sequence)) => Ok(true),
             put => put,
         }
     }
 
     /// Tells a peer how many operations this rank has retired; false: no room now. A store does not
-    /// wake the peer: the next signal does, which the core then need not wait for twice.
+    /// wake the peer. The next signal does, or the next drive (`Engine::wake_published`), so that a
+    /// store and a signal share one wake-up.
     #[inline]
     pub fn publish_retired(&mut self, peer: Rank, retired: u64) -> Result<bool> {
         let offset = self.layout.retired(self.rank);
@@ -274,8 +276,8 @@ impl Links {
         signature
     }
 
-    /// Whether a peer was last heard of on the core on which this rank runs: while this rank looks
-    /// for it, it cannot come.
+    /// Whether a peer sent its latest signal from the core on which this rank runs: while this rank
+    /// looks for its next one, the peer cannot send it.
     #[inline]
     pub fn is_beside(&self, peer: Rank) -> bool {
         self.core != 0 && self.peers[peer as usize].core == self.core
@@ -311,14 +313,14 @@ impl Links {
         }
     }
 
-    /// The words of a line of this rank: a payload.
+    /// A payload as the words of a line.
     pub fn payload_words(payload: View) -> [u64; PAYLOAD_WORDS] {
         let mut bytes = [0u8; 8 * PAYLOAD_WORDS];
         kernel::read(payload, 0, &mut bytes[..payload.len_bytes()]);
         std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[8 * i + j])))
     }
 
-    /// The latest operation of which a peer has sent a signal, and what it believes that to be.
+    /// The latest operation of which a peer has sent a signal, and its signature there.
     pub fn last_signal(&self, peer: Rank) -> Option<(u64, super::signature::Signature)> {
         let lines =
             (0..OPERATION_SLOTS).flat_map(|slot| (0..LANES as Lane).map(move |lane| (slot, lane)));
@@ -328,9 +330,9 @@ impl Links {
             .max_by_key(|(sequence, _)| *sequence)
     }
 
-    /// Sends a control message, and wakes the peer; false: no room now. For news of a failure there
-    /// is always room: it is told once, and questions and answers, which repeat, leave half of the
-    /// places that a peer keeps for control messages.
+    /// Sends a control message, and wakes the peer; false: no room now. There is always room for
+    /// the news of a failure, which is told once: questions and answers, which are repeated, leave
+    /// half of the places that a peer keeps for control messages.
     pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) -> bool {
         let is_talk = matches!(message.kind, ControlKind::Query | ControlKind::Status);
         if is_talk && self.transport.backlog(peer, tag::control()) >= URGENT_MESSAGES / 2 {
@@ -379,13 +381,13 @@ impl Links {
         self.peers[peer as usize].hearsay = Some(sequence);
     }
 
-    /// What others have said of it.
+    /// What others have said of a peer's leave.
     pub fn hearsay(&self, peer: Rank) -> Option<u64> {
         self.peers[peer as usize].hearsay
     }
 
-    /// Whether a peer has done the collective of this number and has left: it needs nothing of it
-    /// any more.
+    /// Whether a peer has done the collective of this number and has left. Then it needs nothing of
+    /// that collective any more.
     #[inline(never)]
     pub fn has_done(&self, peer: Rank, sequence: Option<u64>) -> bool {
         let left = self.peers[peer as usize].left;
@@ -445,9 +447,9 @@ impl Links {
         }
     }
 
-    /// A post was not accepted: `Ok` if it is to be tried again, because there is no room now, or
-    /// because why the peer is gone is still to be heard: the event lies behind the ones that are
-    /// being handled, as does what others say of it.
+    /// A post was not accepted. `Ok`: it is to be tried again, because there is no room now, or
+    /// because this rank does not know yet why the peer is gone. The event that says it, and what
+    /// other ranks say of it, come after the events that are being handled.
     pub fn refused(&self, peer: Rank, error: PostError) -> Result<()> {
         match error {
             PostError::WouldBlock => Ok(()),

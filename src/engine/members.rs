@@ -1,5 +1,5 @@
-//! Ending a communicator on purpose, and what a rebuild asks: who is gone, and has everybody
-//! connected.
+//! How a rank ends a communicator on purpose, and what a rebuild asks of an engine: which peers are
+//! gone, and whether every rank is connected.
 
 use super::core::Engine;
 use crate::error::Error;
@@ -7,8 +7,8 @@ use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
 
 impl Engine {
-    /// Fails the communicator on all ranks because this one gives it up. What failed it before
-    /// stays the cause.
+    /// Fails the communicator on all ranks because this rank gives it up. If it has failed already,
+    /// the first cause stays.
     pub fn abort(&mut self, reason: &str) {
         let (by, reason) = (self.rank(), reason.to_string());
         self.fail(Error::Aborted { by, reason }, true);
@@ -16,13 +16,14 @@ impl Engine {
         self.driver.links.transport.notify(by);
     }
 
-    /// Fails the communicator on all ranks with this cause, which no operation has met.
+    /// Fails the communicator on all ranks with this cause, which was found outside of its
+    /// operations.
     pub fn fail_with(&mut self, error: Error) {
         self.fail(error, true);
         self.driver.links.transport.notify(self.driver.links.rank);
     }
 
-    /// Why a peer is gone, if it is: its process ended, or it has left.
+    /// Why a peer is gone, if it is: it has failed, or it has left.
     pub fn gone(&self, peer: Rank) -> Option<&str> {
         self.driver.links.gone(peer)
     }
@@ -32,8 +33,8 @@ impl Engine {
         self.driver.links.first_gone()
     }
 
-    /// Tells all peers that every rank is connected, so that a rank which misses the message of the
-    /// one who found that out learns it from anybody who goes on.
+    /// Tells all peers that every rank is connected. A rank that misses the message of the leader
+    /// of a rebuild learns it from any rank that goes on.
     pub fn confirm(&mut self) {
         let message = ControlMessage {
             kind: ControlKind::Confirmed,

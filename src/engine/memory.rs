@@ -25,7 +25,7 @@ pub struct PeerBuffers {
 /// The memory of a round.
 #[derive(Debug)]
 pub struct Memory {
-    /// What steps read and write, as the program numbers it.
+    /// What steps read and write, by the numbers of the program.
     views: Vec<View>,
     /// Per buffer: the caller's whole view, or the buffer's memory.
     pub buffers: Vec<View>,
@@ -33,12 +33,12 @@ pub struct Memory {
     window_offsets: Vec<usize>,
     pub peers: Vec<PeerBuffers>,
     pub scratch: Option<Lent>,
-    /// Where that was when buffers were given their memory.
+    /// Where `scratch` was when the buffers last got their memory.
     scratch_at: View,
 }
 
 impl Memory {
-    /// Of no round yet.
+    /// The memory of no round yet.
     pub fn new() -> Memory {
         Memory {
             views: Vec::new(),
@@ -50,14 +50,14 @@ impl Memory {
         }
     }
 
-    /// Nothing is known of the peers' buffers, of as many ranks.
+    /// Forgets where the buffers of the peers lie, and makes room for those of `ranks` ranks.
     pub fn forget_peers(&mut self, ranks: u32) {
         self.peers.clear();
         self.peers.resize(ranks as usize, PeerBuffers::default());
     }
 
-    /// Gives every buffer its memory, the caller's views, the window slot and scratch memory,
-    /// unless it has that: `is_new` if the call or its window is another one.
+    /// Gives every buffer its memory: the caller's views, the window slot, scratch memory. It does
+    /// nothing if all of that is as it was. `is_new`: the call or its window is another one.
     pub fn equip(&mut self, program: &Program, call: CallViews<'_>, window: View, is_new: bool) {
         let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
         if !is_new && scratch == self.scratch_at {
@@ -114,20 +114,20 @@ impl Memory {
         }
     }
 
-    /// What a step reads or writes.
+    /// The view with this number.
     #[inline(always)]
     pub fn view(&self, number: u32) -> &View {
         &self.views[number as usize]
     }
 
-    /// Sources and destinations.
+    /// The sources and the destinations of a step.
     #[inline]
     pub fn operands(&self, compute: &Compute) -> (&[View], &[View]) {
         let views = &self.views[compute.first as usize..compute.end as usize];
         views.split_at((compute.middle - compute.first) as usize)
     }
 
-    /// Finds the payloads of signals that a step reads, which have come.
+    /// Finds where the payloads of signals lie that a step reads. The signals have arrived.
     #[inline]
     pub fn find_mail(
         &mut self,
@@ -145,7 +145,8 @@ impl Memory {
         }
     }
 
-    /// Elements of a buffer from one on: memory, and how many are contiguous there, at most `want`.
+    /// The memory of elements `start ..` of a buffer, and how many are contiguous there, at most
+    /// `want`.
     #[inline(always)]
     pub fn locate(
         &self,

@@ -7,13 +7,13 @@
 //!   numbered per pair.
 //! * Any number of tasks may be under way; at most [`crate::limits::OPERATION_SLOTS`] collective
 //!   rounds are, and the others wait in order.
-//! * A task that would reach peers' buffers directly asks first: the first signals of its round
-//!   carry everyone's registrations. If one is missing, all ranks see it and stage the call
-//!   instead, and the next ones like it at once (`staged.rs`). Until that is known no later
-//!   collective starts, so that all ranks number rounds alike.
-//! * A schedule becomes a [`Prepared`] once, laid out flat, and a program (`program.rs`) once per
-//!   call: what each step does to which elements. One loop (`driver.rs`) runs the steps that may
-//!   run; a step that is not yet possible is parked and tried again.
+//! * Where a schedule reaches peers' buffers, the first signals of its round say of each rank
+//!   whether its buffers are registered. If some are not, all ranks see it and repeat the call by
+//!   staging it, and they stage the next calls like it at once (`staged.rs`). Until a rank knows
+//!   this of a round it starts no later collective, so that all ranks number rounds alike.
+//! * A schedule becomes a [`Prepared`] once, laid out flat, and a program (`program.rs`) once for
+//!   all calls that are alike: what each step does to which elements. One loop (`driver.rs`) runs
+//!   the steps that may run; a step that is not yet possible is parked and tried again.
 //! * Nothing here blocks. [`Engine::drive`] does what can be done now; a thread that waits calls it
 //!   (`comm/driving.rs`).
 //!
@@ -21,10 +21,10 @@
 //! system call unless its wait yields or sleeps.
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs`
-//! starts and ends rounds, `fault.rs` turns silence and disagreement into errors on every rank,
-//! `news.rs` is how they are told; `leaving.rs` says what a rank that ends in good order leaves to
-//! the others; `members.rs` is for ending a communicator on purpose and for making a new one of its
-//! survivors; `notices.rs` carries words that belong to no operation.
+//! starts and ends rounds, `fault.rs` turns silence and disagreement into errors on every rank, and
+//! `news.rs` turns these errors into messages. `leaving.rs` is about ranks that leave in good
+//! order, `members.rs` about ending a communicator on purpose and making a new one of its
+//! survivors, and `notices.rs` about words that belong to no operation.
 
 mod arguments;
 mod at_once;

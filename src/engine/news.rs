@@ -1,6 +1,7 @@
-//! How a failure is told: the error of the rank that found it as a control message, and back. A
-//! message carries 228 bytes of text, so what matters to who acts on it comes first: the missing
-//! ranks, then the operation, then what is known of everyone.
+//! How ranks tell each other of a failure: an error becomes a control message, and the message
+//! becomes an error. A message cuts its text at a certain length ([`ControlMessage::emit`]), so the
+//! text begins with what a program acts on: the missing ranks, then the operation, then what is
+//! known of every rank.
 
 use crate::error::Error;
 use crate::limits::RANKS_MAX;
@@ -8,7 +9,7 @@ use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
 use std::time::Duration;
 
-/// Bytes for the missing ranks: most of the text is for people.
+/// Most bytes that the missing ranks take: the rest of the text is for people.
 const RANKS_BYTES_MAX: usize = 64;
 
 /// What the peers are told of a failure.
@@ -52,7 +53,7 @@ pub fn message_of(error: &Error, rank: Rank) -> ControlMessage {
     }
 }
 
-/// The failure that a message tells of, as the peer that receives it reports it.
+/// The failure that a message tells of, as the rank that receives it reports it.
 pub fn error_of(message: &ControlMessage, from: Rank) -> Error {
     let text = message.text.clone();
     match message.kind {
@@ -114,7 +115,7 @@ fn emit_ranks(ranks: &[Rank]) -> String {
     text
 }
 
-/// Back from a text of a peer: what is no rank is left out.
+/// The ranks in a text of a peer. Anything else in it is left out.
 fn parse_ranks(text: &str) -> Vec<Rank> {
     let mut ranks: Vec<Rank> = Vec::new();
     for run in text.split(',') {

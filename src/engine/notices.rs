@@ -1,10 +1,11 @@
-//! Notices: single words that a rank may say to a peer at any time, of things that are no operation
-//! (yet): who has arrived at a partial collective, and that it begins.
+//! Notices: single words that a rank may send to a peer at any time, about things that are no
+//! operation (yet): that a rank has arrived at a partial collective, and that the collective
+//! begins.
 //!
 //! A notice is the header of an empty message in a class of tags of its own, so that it needs no
-//! memory, takes no place from operations, and works on every transport. Receives are posted once
-//! the ranks have agreed to use them, one for each peer, and again whenever one has brought a word.
-//! Notices of one peer come in order; nobody is told that they have come.
+//! memory, takes no place from operations, and works on every transport. A rank that is to take
+//! notices posts one receive for each peer, and another one whenever a notice has come. Notices of
+//! one peer come in order; the sender is not told that they have come.
 
 use super::core::Engine;
 use super::tag::{self, Token};
@@ -14,7 +15,7 @@ use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
 
 impl Engine {
-    /// Takes notices from now on. Those that came before have waited.
+    /// Takes notices from now on. Notices that came earlier have waited in the transport.
     pub fn open_notices(&mut self) -> Result<()> {
         for peer in self.driver.links.others() {
             self.post_notice_receive(peer)?;
@@ -22,7 +23,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Says a word to a peer, as soon as there is room.
+    /// Sends a word to a peer, as soon as there is room.
     pub fn notice(&mut self, peer: Rank, word: u64) {
         self.notices.unsent.push_back((peer, word));
         self.send_notices();
@@ -38,7 +39,7 @@ impl Engine {
         !self.notices.arrived.is_empty()
     }
 
-    /// Sends what waits for room, as far as there is some.
+    /// Sends the notices that wait for room, as far as there is some.
     pub(super) fn send_notices(&mut self) {
         if self.failing.cause.is_some() {
             return;

@@ -1,10 +1,11 @@
-//! [`Numbers`]: the numbers of collectives: which come next, which are over here and at the peers,
-//! and what the latest of them were.
+//! [`Numbers`]: the numbers of collectives: which comes next, which this rank and its peers have
+//! retired, and the signatures of the latest ones.
 
 use super::signature::Signature;
 use crate::limits::OPERATION_SLOTS;
 
-/// Operations whose signatures are remembered, to compare with a peer that asks.
+/// Operations whose signatures are remembered, so that they can be compared with that of a peer
+/// that asks.
 const HISTORY: usize = 64;
 const _: () = assert!(HISTORY as u64 >= 2 * OPERATION_SLOTS);
 
@@ -12,12 +13,12 @@ const _: () = assert!(HISTORY as u64 >= 2 * OPERATION_SLOTS);
 pub struct Numbers {
     /// The number of the next one.
     pub next: u64,
-    /// Collectives retired here without gaps.
+    /// Collectives that this rank has retired, without gaps.
     retired: u64,
     is_retired: [bool; OPERATION_SLOTS as usize],
-    /// Collectives published to the peers as retired.
+    /// The count of retired collectives that the peers were last told.
     pub published: u64,
-    /// Least retired count of the peers at the last look.
+    /// The least retired count of the peers at the last look.
     pub retired_by_all: u64,
     history: [(u64, Signature); HISTORY],
     /// Calls that have a number.
@@ -25,7 +26,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// None has started.
+    /// No collective has started.
     pub fn new() -> Numbers {
         Numbers {
             next: 0,
@@ -44,7 +45,7 @@ impl Numbers {
         self.calls_count
     }
 
-    /// A collective has this signature.
+    /// Notes the signature of a collective.
     pub fn note(&mut self, sequence: u64, signature: Signature) {
         self.history[(sequence % HISTORY as u64) as usize] = (sequence, signature);
     }
@@ -55,7 +56,7 @@ impl Numbers {
         (of == sequence).then_some(signature)
     }
 
-    /// A collective has ended; how many have without gaps.
+    /// A collective has ended; returns how many have, without gaps.
     pub fn retire(&mut self, sequence: u64) -> u64 {
         self.is_retired[(sequence % OPERATION_SLOTS) as usize] = true;
         while std::mem::take(&mut self.is_retired[(self.retired % OPERATION_SLOTS) as usize]) {
@@ -64,9 +65,9 @@ impl Numbers {
         self.retired
     }
 
-    /// Whether a quarter of the slots has ended since the peers were told, who are told again then.
-    /// A peer is never held up while it is less than the rest ahead, and the stores to all peers
-    /// cost a quarter per operation.
+    /// Whether a quarter of the slots has been retired since the peers were last told a count. If
+    /// so, the caller tells them the new one. A peer that is ahead by less than the other slots is
+    /// never held up, and to tell all peers costs a quarter of what it would after every operation.
     pub fn is_publishing_due(&mut self) -> bool {
         let is_due = self.retired - self.published >= OPERATION_SLOTS / 4;
         if is_due {

@@ -1,22 +1,22 @@
-//! Registered memory that the engine lends to rounds and takes back: scratch buffers and bounce
-//! chunks.
+//! [`Pool`]: registered memory that the engine gives to rounds and takes back. It is for scratch
+//! buffers, and for copies of chunks that are sent from unregistered memory.
 //!
-//! Peers only read it (they fetch messages from it), and a piece comes back when the transport has
-//! reported the last completion that uses it, so reuse is safe.
+//! Peers only read it (they fetch messages from it). A piece comes back after the last completion
+//! of a post that uses it, so it may be used again.
 
 use crate::error::Result;
 use crate::memory::{Region, View};
 use crate::transport::Transport;
 use std::sync::Arc;
 
-/// A piece of pool memory; goes back with [`Pool::give`].
+/// A piece of pool memory, which goes back with [`Pool::give`].
 #[derive(Clone, Copy, Debug)]
 pub struct Lent {
     /// All its bytes; at least as many as asked for.
     pub view: View,
 }
 
-/// Pieces by size, in powers of two.
+/// Pieces of memory, sorted by sizes that are powers of two.
 #[derive(Debug)]
 pub struct Pool {
     /// Free pieces of 2^i bytes.
@@ -34,7 +34,7 @@ pub struct Bounced {
 }
 
 impl Pool {
-    /// An empty pool; size-only pools lend lengths without bytes.
+    /// An empty pool. A size-only pool gives lengths without bytes.
     pub fn new(is_size_only: bool, is_shared: bool) -> Pool {
         Pool {
             free: std::array::from_fn(|_| Vec::new()),

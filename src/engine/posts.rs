@@ -2,7 +2,7 @@
 //! for with each ("Memory of posts" in [`crate::transport`]): the memory stays until the
 //! completion, and nobody makes a reference to it that conflicts.
 //!
-//! Who keeps it:
+//! Who keeps this promise:
 //!
 //! - The task of a round holds its buffers ([`TaskCall::keep`]) until the round has ended; a call
 //!   on slices borrows them and returns after its round. A round that ends well ends after its last
@@ -12,10 +12,10 @@
 //!   else: sends from other memory are copied when posted, or read by the peer (clause 18).
 //! - Control memory is registered, and nobody makes references to it.
 //!
-//! An operation has borrowed its buffers (`memory/borrows.rs`), so that nobody gets a slice of
-//! them.
+//! An operation borrows its buffers (`memory/borrows.rs`), so that nobody gets a slice of them
+//! meanwhile.
 //!
-//! [`TaskCall::keep`]: super::tasks::TaskCall::keep
+//! [`TaskCall::keep`]: super::task::TaskCall::keep
 #![allow(unsafe_code)]
 
 use super::links::Links;
@@ -26,7 +26,8 @@ use crate::types::Rank;
 type Posted = std::result::Result<(), PostError>;
 
 impl Links {
-    /// [`Transport::post_send`] of a message of a round, or from control memory.
+    /// [`Transport::post_send`](crate::transport::Transport::post_send) of a message of a round, or
+    /// from control memory.
     #[inline]
     pub fn post_send(
         &mut self,
@@ -39,7 +40,7 @@ impl Links {
         unsafe { (self.transport).post_send(peer, tag, header, source, token) }
     }
 
-    /// [`Transport::inject`] of a message of a round.
+    /// [`Transport::inject`](crate::transport::Transport::inject) of a message of a round.
     #[inline(always)]
     pub fn inject(
         &mut self,
@@ -51,7 +52,8 @@ impl Links {
         unsafe { (self.transport).inject(peer, tag, header, source) }
     }
 
-    /// [`Transport::post_recv`] of a message of a round, or into control memory.
+    /// [`Transport::post_recv`](crate::transport::Transport::post_recv) of a message of a round, or
+    /// into control memory.
     #[inline]
     pub fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
         // SAFETY: the round and its task, or the transport, as above.

@@ -1,10 +1,11 @@
-//! [`Prepared`]: a schedule with everything about it that does not change from run to run: its
-//! edges, ranges and messages, laid out flat as `progress.rs` and the driver follow them.
+//! [`Prepared`]: a schedule with all that does not change from round to round: its edges, ranges
+//! and messages, in flat lists for `progress.rs` and the driver.
 //!
 //! An [`Action`] is large and its ranges are fractions of a count that is not known yet. Here every
-//! range has a number, so that a round resolves each one once ([`Span`]); every step has its
-//! overlap edges, and the steps that depend on it, in one run of a list each; and a message is a
-//! few words. How a round begins is worked out once as well: arming is copying.
+//! range has a number, so that a round resolves each one once ([`Span`]). The overlap edges of a
+//! step lie together in one list, and the steps that depend on it in another. A message is a few
+//! words. The state of a round at its beginning is worked out once, too, so that arming a round
+//! only copies it.
 
 use super::chunk_ring::{ChunkRing, rings_of};
 use super::step_state::{Followers, MORE, NONE, StepProgress, StepState};
@@ -28,8 +29,9 @@ pub struct Span {
 pub struct Edge {
     /// The earlier step.
     pub earlier: StepId,
-    /// Numbers of the ranges that overlap, of the earlier step and of this one.
+    /// The number of the earlier step's range.
     pub theirs: u32,
+    /// The number of the range of the later step that it overlaps.
     pub ours: u32,
 }
 
@@ -40,7 +42,7 @@ pub struct Successor {
     pub is_overlap: bool,
 }
 
-/// How a round begins.
+/// The state of a round at its beginning.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
     pub(super) states: Vec<StepState>,
@@ -64,7 +66,7 @@ pub struct PreparedStep {
     /// Of a message: whether only one side knows its length, so that a chunk that is not full ends
     /// it.
     pub is_open_ended: bool,
-    /// Of a message: where its range lies.
+    /// Of a message: the buffer of its range.
     pub buffer: BufferId,
     pub peer: Rank,
     /// Which message of this pair.
@@ -72,15 +74,15 @@ pub struct PreparedStep {
     /// The span whose length is the step's; [`NONE`]: it has no elements of its own. Of a message:
     /// its only one.
     pub span: u32,
-    /// Its overlap edges.
+    /// Its overlap edges in [`Prepared::edges`]: the first, and the end.
     pub edges: (u32, u32),
-    /// The steps that depend on it.
+    /// The steps that depend on it in [`Prepared::successors`]: the first, and the end.
     pub successors: (u32, u32),
 }
 
 impl PreparedStep {
-    /// Messages that a step of `len` elements becomes. A length that only one side knows is ended
-    /// by a chunk that is not full.
+    /// Messages that a step of `len` elements becomes. A message whose length only one side knows
+    /// ends with a chunk that is not full.
     #[inline]
     pub fn chunks(&self, len: u64, per_chunk: u64) -> u32 {
         if len < per_chunk {
@@ -98,9 +100,9 @@ impl PreparedStep {
 /// A range that a copy or a reduction reads or writes.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
-    /// In one of this rank's buffers.
+    /// In one of this rank's buffers, at this span.
     Local(BufferId, u32),
-    /// In a peer's.
+    /// In one of this peer's buffers, at this span.
     Peer(Rank, BufferId, u32),
     /// The payload of a signal.
     Mail(Rank, crate::schedule::Lane),
@@ -111,7 +113,7 @@ pub enum Place {
 pub struct Operands {
     /// In the order in which they are combined.
     pub sources: Vec<Place>,
-    /// All that get the result.
+    /// All places that get the result.
     pub destinations: Vec<Place>,
 }
 
@@ -124,8 +126,8 @@ pub struct Prepared {
     pub algorithm: u32,
     /// Whether flag lines or windows are used.
     pub uses_signals: bool,
-    /// Whether ranks reach each other's inputs or outputs, so that all must be registered. A
-    /// property of the algorithm: this rank's own part may touch nobody's.
+    /// Whether ranks reach each other's inputs or outputs, so that all must be registered. It is a
+    /// property of the algorithm: this rank itself may reach no peer's.
     pub reaches_buffers: bool,
     /// Steps on lane 0: those that tell where memory is, and whether it is registered.
     pub arrivals: u32,
@@ -135,7 +137,7 @@ pub struct Prepared {
     pub uses_scratch: bool,
     /// Whether it sends or receives.
     pub has_messages: bool,
-    /// Scratch buffers that long messages go through a few chunks at a time.
+    /// Scratch buffers through which long messages go a few chunks at a time.
     pub(super) rings: Vec<ChunkRing>,
     /// Its steps.
     pub(super) steps: Vec<PreparedStep>,
@@ -143,16 +145,16 @@ pub struct Prepared {
     pub(super) successors: Vec<Successor>,
     /// Every range of every step; a span has the number of its range.
     pub(super) ranges: Vec<Range>,
-    /// Per step, what it reads and writes.
+    /// Per step, the places that it reads and writes.
     pub(super) operands: Vec<Operands>,
-    /// Per step, what its end releases where steps are whole.
+    /// Per step, the steps that its end releases where steps are whole.
     pub(super) followers: Vec<Followers>,
-    /// How far steps have come at the beginning; a round adds their lengths.
+    /// How far each step has come at the beginning; a round adds their lengths.
     pub(super) runs: Vec<StepProgress>,
-    /// How a round begins whose steps are whole: each waits until what it overlaps has been
-    /// processed.
+    /// How a round with whole steps begins: a step waits until all steps that it depends on have
+    /// been processed.
     pub(super) whole: Start,
-    /// How others begin: steps follow those that they overlap piece by piece.
+    /// How every other round begins: a step follows the steps that it overlaps piece by piece.
     pub(super) piecewise: Start,
 }
 
@@ -199,7 +201,8 @@ impl Prepared {
                 step.join == Join::All && step.trigger == Trigger::None,
                 "step {id} of {name} is for those who follow a schedule by themselves"
             );
-            // Latest first: when that has been processed, so have most of the others.
+            // The latest edge comes first: when its earlier step has been processed, so have most
+            // of the others.
             let overlaps = step.dependencies.iter().rev();
             let overlaps = overlaps.filter_map(|d| edge(d, &firsts, id));
             self.edges.extend(overlaps);
@@ -247,8 +250,8 @@ impl Prepared {
         });
     }
 
-    /// Those of an action; none for signals, waits and messages. This rank's own memory is local,
-    /// whatever it is called.
+    /// The operands of an action; none for signals, waits and messages. This rank's memory is
+    /// local, also where the action names this rank as a peer.
     fn operands_of(&mut self, action: &Action, rank: Rank, first: u32) -> Operands {
         let ranges = &mut self.ranges;
         let mut at = |peer: Rank, range: &Range| {
@@ -334,8 +337,8 @@ impl Prepared {
     }
 }
 
-/// How a round begins: which steps may run, and what keeps the others from starting:
-/// dependencies for which `holds`.
+/// How a round begins: which steps may run, and how many dependencies keep each of the others from
+/// starting. `holds`: whether a dependency does.
 fn start(schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
     let mut start = Start::default();
     for (id, step) in (0..).zip(&schedule.steps) {

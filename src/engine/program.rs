@@ -1,4 +1,4 @@
-//! [`Program`]: what the steps of a round do, resolved once for a call: which elements, of which
+//! [`Program`]: what the steps of a round do, resolved once for a call: on which elements, of which
 //! type, by which operator.
 //!
 //! A training step repeats its calls, so the program of a round stays while calls are alike, and
@@ -17,15 +17,15 @@ use crate::schedule::{Action, Buffer, BufferId, Count, Extent, Lane, Range, Step
 use crate::types::{DataType, Finish, Rank, ReduceOp};
 use std::sync::Arc;
 
-/// Largest piece of a copy or reduction that is done at a time, so that arrivals are looked at in
-/// between: about 100 us at 10 GB/s.
+/// Largest piece of a copy or reduction that runs at a time, about 100 us at 10 GB/s. Between
+/// pieces the engine looks at what has arrived.
 pub const PIECE_BYTES: usize = 1 << 20;
 const _: () = assert!(
     PIECE_BYTES < SHARED_BYTES_MIN,
     "steps that are done at once are done by one thread"
 );
 
-/// Which part of the caller's buffers a round works on: elements `offset ..` of each part of
+/// Which elements of the caller's buffers a round works on: those from `offset` on of each part of
 /// `part_elements` elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
@@ -43,13 +43,13 @@ pub enum What {
     Send(Message),
     /// One message from a peer.
     Receive(Message),
-    /// A message that is several chunks, or whose step follows others chunk by chunk.
+    /// A message that is several chunks, or whose step follows earlier steps chunk by chunk.
     Chunks,
-    /// A copy or reduction, at once.
+    /// A copy or reduction that runs at once.
     Compute(Compute),
     /// A copy or reduction that runs piece by piece, or in a peer's memory.
     Pieces,
-    /// A signal with a payload, whose view has this number, or [`NONE`].
+    /// A signal. `payload`: the number of the view of its payload, or [`NONE`].
     Signal { payload: u32 },
     /// A wait for signals.
     Wait,
@@ -59,16 +59,17 @@ pub enum What {
 
 const _: () = assert!(size_of::<What>() == CACHE_LINE_BYTES);
 
-/// What is sent or received: the view of this number.
+/// A message that is sent or received.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
+    /// The number of its view.
     pub view: u32,
     pub peer: Rank,
     /// Which message of this pair.
     pub number: u32,
 }
 
-/// What is done to which views: sources are those numbered `first .. middle`, destinations
+/// A copy or reduction of views: the sources have the numbers `first .. middle`, the destinations
 /// `middle .. end`.
 #[derive(Clone, Copy, Debug)]
 pub struct Compute {
@@ -80,7 +81,7 @@ pub struct Compute {
     pub has_mail: bool,
 }
 
-/// What a view is of.
+/// The memory of a view, before it is known where it lies.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
     /// Bytes `start ..` of a buffer.
@@ -120,16 +121,17 @@ pub struct Program {
     pub scratch_bytes: usize,
     /// The number of the call, 0 where it has none.
     call: u64,
-    /// What the call says, as far as the rest is made from it.
+    /// The arguments from which the rest was resolved.
     arguments: Option<Arguments>,
     /// Elements of each buffer that is a ring of chunks, 0 for the others. Empty where none is.
     rings: Vec<u64>,
-    /// Elements lie in buffers as they are numbered.
+    /// Element i of a buffer lies at place i of its memory: the round does the whole call, and no
+    /// buffer is a ring.
     is_plain: bool,
 }
 
 impl Program {
-    /// Of no call yet.
+    /// The program of no call yet.
     pub fn new(prepared: Arc<Prepared>) -> Program {
         Program {
             steps: Vec::new(),
@@ -158,8 +160,8 @@ impl Program {
         call.number != 0 && call.number == self.call && Arc::ptr_eq(&self.prepared, call.prepared)
     }
 
-    /// Takes up `count` elements of a call, from `offset` on; false: it is what it was, and on the
-    /// same memory of the caller's.
+    /// Takes up `count` elements of a call, from `offset` on. Returns false if that is what the
+    /// program did last, on the same memory of the caller.
     pub fn take_up(
         &mut self,
         progress: &mut Progress,
@@ -222,7 +224,7 @@ impl Program {
         &self.prepared.schedule.steps[step as usize].action
     }
 
-    /// Finds what the steps do.
+    /// Finds what each step does.
     fn resolve(&mut self, progress: &Progress, ranks: u32) {
         self.steps.clear();
         self.parts.clear();
@@ -291,7 +293,7 @@ impl Program {
         }
     }
 
-    /// `None`: it is done piece by piece.
+    /// What a copy or reduction does at once; `None`: it runs piece by piece.
     fn resolve_compute(
         &mut self,
         progress: &Progress,
@@ -305,7 +307,7 @@ impl Program {
             destinations,
         } = &prepared.operands[id as usize];
         let len = progress.span(step.span).len;
-        // Whether those that reach buffers use streaming stores is asked for each piece.
+        // Steps that reach buffers decide for each piece whether to use streaming stores.
         let is_long = len << self.shift > PIECE_BYTES as u64;
         if prepared.reaches_buffers || is_long || !progress.is_whole() {
             return None;
@@ -347,7 +349,7 @@ impl Program {
         })
     }
 
-    /// What a step does to the elements of its operands; `None`: it has none. `streamed`: by
+    /// What a step does to the elements of its operands; `None`: it has no operands. `streamed`: by
     /// streaming stores.
     pub fn work_of(&self, action: &Action, ranks: u32, streamed: bool) -> Option<Work> {
         Some(match action {
@@ -384,7 +386,7 @@ impl Program {
         }
     }
 
-    /// As [`Program::place`], in a segment or in a ring of chunks.
+    /// As [`Program::position_of`], in a segment or in a ring of chunks.
     #[inline(never)]
     fn place_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
         if let Some(ring @ 1..) = self.rings.get(buffer.0 as usize).copied() {
@@ -416,7 +418,7 @@ impl Program {
         )
     }
 
-    /// Decides which scratch buffers are rings: those of messages that are longer.
+    /// Decides which scratch buffers are rings: those whose message is longer than a ring.
     fn find_rings(&mut self, progress: &Progress) {
         self.rings.clear();
         let elements = RING_CHUNKS * self.per_chunk;
@@ -430,8 +432,8 @@ impl Program {
         }
     }
 
-    /// Whether elements before `end` of a message have a place: always, unless its buffer is a ring
-    /// whose chunks are still to be reduced.
+    /// Whether there is room for the elements of a message before `end`. There is, unless its
+    /// buffer is a ring whose chunks are still to be reduced.
     #[inline]
     pub fn has_room(&self, progress: &Progress, step: StepId, buffer: BufferId, end: u64) -> bool {
         let Some(elements @ 1..) = self.rings.get(buffer.0 as usize).copied() else {

@@ -23,12 +23,14 @@ pub struct Progress {
     incomplete: u32,
     /// Whether every step is one chunk at most.
     is_whole: bool,
-    /// Steps that count nothing leave this as it is.
+    /// How far each step has come. Steps that count nothing do not change it.
     runs: Vec<StepProgress>,
-    /// How a round of this count begins: as the plan says, with the lengths.
+    /// What `runs` is at the beginning of a round of this count: what the prepared schedule says,
+    /// with the lengths.
     armed: Vec<StepProgress>,
+    /// What `states` is at the beginning of a round.
     armed_states: Vec<StepState>,
-    /// Per range of the plan, where it lies for the count of this round.
+    /// Per range of the prepared schedule, where it lies for the count of this round.
     spans: Vec<Span>,
     /// Steps that have all they need to complete.
     completing: Vec<StepId>,
@@ -49,7 +51,7 @@ impl Progress {
             span => self.spans[span as usize].len,
         };
         let is_one_chunk = |step: &PreparedStep| step.chunks(len_of(step), per_chunk) == 1;
-        // What has no messages waits for nothing that comes in chunks.
+        // Steps of a schedule without messages wait for nothing that comes in chunks.
         self.is_whole = !prepared.has_messages || prepared.steps.iter().all(is_one_chunk);
         self.armed.clone_from(&prepared.runs);
         let start = match self.is_whole {
@@ -81,8 +83,8 @@ impl Progress {
         self.spans[number as usize]
     }
 
-    /// Arms the schedule: every step may run once, those without needs are ready. `counts`: some
-    /// step counts its elements.
+    /// Arms the schedule: every step may run once, and those that nothing holds back are ready.
+    /// `counts`: some step counts its elements or peers.
     pub fn arm(&mut self, prepared: &Prepared, counts: bool) {
         if counts {
             self.runs.clone_from(&self.armed);
@@ -108,7 +110,8 @@ impl Progress {
         !self.ready.is_empty()
     }
 
-    /// The next step that may have something to do; [`NONE`]: it has not.
+    /// Takes the next step from the queue; [`NONE`]: the queue is empty, or that step has nothing
+    /// to do any more.
     #[inline]
     pub fn pop_ready(&mut self) -> StepId {
         let Some(step) = self.ready.pop() else {
@@ -142,7 +145,7 @@ impl Progress {
         self.is_whole
     }
 
-    /// One step.
+    /// How far a step has come.
     #[inline]
     pub fn run(&mut self, step: StepId) -> &mut StepProgress {
         &mut self.runs[step as usize]
@@ -162,7 +165,7 @@ impl Progress {
     pub fn is_under_way(&self, step: StepId) -> bool {
         let (state, run) = (&self.states[step as usize], &self.runs[step as usize]);
         let has_begun = match self.is_whole {
-            // What may start and is not queued has been run.
+            // A step that may start and is not queued has been run.
             true => state.holds == 0 && !state.is_queued,
             false => run.chunks_posted > run.chunks_done,
         };
@@ -179,7 +182,7 @@ impl Progress {
         }
     }
 
-    /// Looks at a step again later.
+    /// Queues a step, so that it is looked at again.
     #[inline]
     pub fn enqueue(&mut self, step: StepId) {
         let state = &mut self.states[step as usize];
@@ -189,9 +192,9 @@ impl Progress {
         }
     }
 
-    /// How many elements a started step may process now, by the elements that it shares with
-    /// earlier steps. If they are fewer than `least`, it is looked at again once it may process
-    /// that many.
+    /// How many elements a started step may process now, given how far the earlier steps are whose
+    /// elements it shares. If they are fewer than `least`, the step is looked at again once it may
+    /// process that many.
     #[inline(always)]
     pub fn limit(&mut self, prepared: &Prepared, step: StepId, least: u64) -> u64 {
         if self.is_whole || least == 0 {
@@ -238,8 +241,8 @@ impl Progress {
     /// How many elements an overlap edge lets its step process; `None`: all.
     #[inline]
     fn limit_of(&self, edge: &Edge) -> Option<u64> {
-        // An earlier step that has processed everything but waits for its own dependencies holds
-        // nobody back.
+        // An earlier step that has processed everything but waits for its own dependencies holds no
+        // step back.
         if self.states[edge.earlier as usize].stage >= Stage::Processed {
             return None;
         }
@@ -265,8 +268,8 @@ impl Progress {
         }
     }
 
-    /// The step has processed everything. The first that may start now, or [`NONE`], is not queued,
-    /// but returned to be run next.
+    /// The step has processed everything. The steps that may start now are queued. Where steps are
+    /// whole, the first of them is returned instead, to be run next; [`NONE`]: there is none.
     #[inline(always)]
     pub fn process(&mut self, prepared: &Prepared, step: StepId) -> StepId {
         if self.is_whole {
@@ -279,8 +282,8 @@ impl Progress {
     #[inline(always)]
     fn process_whole(&mut self, prepared: &Prepared, step: StepId) -> StepId {
         let [first, second] = prepared.followers[step as usize];
-        // As a slice: what is stored in one state may change where the others are, as far as the
-        // compiler knows.
+        // A slice, because a store to an element of a `Vec` may change the `Vec` itself, as far as
+        // the compiler knows.
         let states = &mut self.states[..];
         // It has started after all that it depends on had completed, so it completes.
         let state = &mut states[step as usize];
@@ -303,7 +306,7 @@ impl Progress {
         next
     }
 
-    /// All that the end of a step releases but the first, where they are more than two.
+    /// Releases all followers of a step but the first, where there are more than two.
     #[inline(never)]
     fn release_others(&mut self, prepared: &Prepared, step: StepId) {
         if let [_, others @ ..] = prepared.successors_of(step) {
@@ -325,7 +328,7 @@ impl Progress {
         }
     }
 
-    /// Looks again at those that wait for no more than `done` elements of this step.
+    /// Queues the steps that wait for no more than `done` elements of this step.
     fn wake(&mut self, prepared: &Prepared, step: StepId, done: u64) {
         for successor in prepared.successors_of(step) {
             let run = &mut self.runs[successor.step as usize];
@@ -336,7 +339,7 @@ impl Progress {
         }
     }
 
-    /// One thing less keeps a step from starting.
+    /// One thing fewer keeps a step from starting; after the last one the step is queued.
     fn release(&mut self, step: StepId) {
         let state = &mut self.states[step as usize];
         state.holds -= 1;
@@ -346,7 +349,7 @@ impl Progress {
         }
     }
 
-    /// Completes a processed step, and those that waited only for that.
+    /// Completes a processed step, and the steps that waited only for that.
     fn complete(&mut self, prepared: &Prepared, step: StepId) {
         let mut completed = step;
         loop {

@@ -20,33 +20,33 @@ pub enum RoundId {
     Pairwise,
 }
 
-/// Which round of what.
+/// What a round is given when it begins.
 #[derive(Clone, Copy)]
 pub struct RoundOf {
     pub id: RoundId,
     pub task: usize,
     pub generation: u32,
-    /// How many elements of the call, and from which on.
+    /// How many elements of the call it is for, and from which on.
     pub part: (u64, u64),
 }
 
 /// One execution of a schedule.
 #[derive(Debug)]
 pub struct Round {
-    /// Tells completions of this round from those of others, and of the one that used its place
-    /// before.
+    /// Tells the completions of this round from those of other rounds, also of one that used its
+    /// place before.
     pub token: RoundToken,
     pub id: RoundId,
     /// What the tags of all its messages have in common, if it is a collective.
     pub tag: u64,
-    /// The number of a collective; of pairs more than any, as each of their messages has to wait
-    /// for its turn.
+    /// The number of a collective. A pairwise round has a number above all others, because each of
+    /// its messages has to wait for its turn.
     pub order: u64,
     /// The task it belongs to.
     pub task: usize,
     /// Its number among the rounds of the engine.
     pub generation: u32,
-    /// When something of it last ended.
+    /// When it last made progress.
     pub last_moved: Time,
     /// Some rank's memory is not registered, so the round is to be repeated by staging.
     pub is_redirected: bool,
@@ -58,14 +58,14 @@ pub struct Round {
     pub parked: Vec<StepId>,
     pub program: Program,
     pub memory: Memory,
-    /// Per peer: numbers of the first send and receive (pairwise rounds).
+    /// Per peer: the numbers of the first send and the first receive (pairwise rounds).
     pub message_bases: Vec<(u64, u64)>,
-    /// Of sends and receives of pairs: the other side of some, which has left. The rest goes on.
+    /// A peer of a pairwise round that has left. Sends and receives with other peers go on.
     pub lost: Option<Rank>,
 }
 
 impl Round {
-    /// A round of nothing, to be filled in when it starts.
+    /// A round of no call yet.
     pub fn new(prepared: Arc<Prepared>) -> Round {
         Round {
             token: RoundToken::default(),
@@ -86,8 +86,8 @@ impl Round {
         }
     }
 
-    /// Takes up a part of a call; true if that is not what it has run last, or on other memory of
-    /// the caller's.
+    /// Takes up a part of a call. Returns true if that is not what it has run last, or if it is on
+    /// other memory of the caller.
     pub fn begin(
         &mut self,
         of: RoundOf,
@@ -115,13 +115,14 @@ impl Round {
         is_new
     }
 
-    /// A step has done all it does. The first that may start now is returned; others are queued.
+    /// A step has done all it does. The steps that may start now are queued, but for one that is
+    /// perhaps returned, to be run next.
     #[inline(always)]
     pub fn end_step(&mut self, step: StepId) -> StepId {
         self.progress.process(&self.program.prepared, step)
     }
 
-    /// Whether it is of sends and receives of pairs, not a collective.
+    /// Whether its steps are sends and receives of pairs, not a collective.
     #[inline]
     pub fn is_pairwise(&self) -> bool {
         self.id == RoundId::Pairwise
@@ -133,7 +134,7 @@ impl Round {
         self.progress.is_finished()
     }
 
-    /// Whether a message waits for the transport, which has taken it.
+    /// Whether the transport has a message of this step that has not completed.
     pub fn is_posted(&self, step: StepId) -> bool {
         let is_refused = || self.progress.is_whole() && self.parked.contains(&step);
         self.progress.is_under_way(step) && !is_refused()
@@ -145,7 +146,8 @@ impl Round {
         self.progress.has_ready() || !self.parked.is_empty() || self.has_ended()
     }
 
-    /// Whether a step waits for nothing but to be tried again, or the round to be ended.
+    /// Whether a step only has to be tried again, without a new signal, or the round only has to be
+    /// ended.
     pub fn has_runnable(&self) -> bool {
         let mut parked = self.parked.iter();
         self.progress.has_ready() || parked.any(|&step| !self.is_wait(step)) || self.has_ended()
@@ -156,8 +158,8 @@ impl Round {
         matches!(self.program.steps[step as usize], What::Wait)
     }
 
-    /// Whether it leaves the engine: all is done, which a message is when its completion has been
-    /// reported, or it is to be repeated.
+    /// Whether the round is over: every step has completed (a message does so when its completion
+    /// has been reported), or the round is to be repeated.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.is_redirected || self.is_finished()
@@ -172,7 +174,7 @@ impl Round {
         }
     }
 
-    /// Whether everyone's registration that matters here is known.
+    /// Whether this rank knows of all memory that the round may reach whether it is registered.
     pub fn is_decided(&self) -> bool {
         let prepared = &self.program.prepared;
         self.is_redirected || !prepared.reaches_buffers || self.arrivals == prepared.arrivals

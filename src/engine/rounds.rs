@@ -1,4 +1,4 @@
-//! Rounds of tasks: started in order, run, ended, retired.
+//! How rounds of tasks are started in order, run, ended and retired.
 
 use super::arguments::signature_of;
 use super::core::Engine;
@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Stages a call at once that would be repeated by staging.
+    /// Stages a call at once if it is known that it would be repeated by staging.
     fn stage_if_known(&mut self, index: usize) {
         let task = &mut self.tasks[index];
         let call = task.call.as_mut().expect("queued tasks have calls");
@@ -105,7 +105,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes back a round that has ended.
+    /// Takes back the scratch memory of a round that has ended, and keeps the round as a spare one.
     pub(super) fn put_away(&mut self, mut round: Box<Round>) {
         if let Some(lent) = round.memory.scratch.take() {
             self.driver.pool.give(lent);
@@ -113,7 +113,7 @@ impl Engine {
         self.rounds.put_spare(round);
     }
 
-    /// A collective round is under way.
+    /// Notes that a collective round has begun.
     pub(super) fn note_started(&mut self, sequence: u64, round: &Round) {
         self.numbers.note(sequence, round.program.signature);
         if !round.is_decided() && self.driver.links.ranks > 1 {
@@ -124,14 +124,14 @@ impl Engine {
     /// Puts a round that has begun among the active ones and runs it.
     pub(super) fn enlist(&mut self, round: Box<Round>, now: Time) {
         if self.wants_signals {
-            // A sleeping thread knew nothing of this round.
+            // A thread that sleeps has not counted the signals of this round.
             self.want_anything();
         }
         let (index, place) = self.rounds.add(round);
         self.run_round(index, place, now);
     }
 
-    /// The part of the call that the next round of a task is for: how many elements, and from which
+    /// The part of its call that the next round of a task is for: how many elements, and from which
     /// on.
     fn next_segment(&mut self, index: usize) -> Result<(u64, u64)> {
         let task = &self.tasks[index];
@@ -263,8 +263,7 @@ impl Engine {
         }
     }
 
-    /// The ranks that have said that their memory is not registered, of those that this rank has
-    /// heard of.
+    /// The ranks whose memory is not registered, of those whose first signal has arrived here.
     fn unregistered(&self, round: &Round) -> Vec<Rank> {
         let (links, sequence) = (&self.driver.links, round.sequence().unwrap_or(0));
         let is_unregistered = |rank: &Rank| match *rank == links.rank {
@@ -304,8 +303,9 @@ impl Engine {
         self.publishing.is_quiet = true;
     }
 
-    /// Wakes peers that may sleep until this rank has retired more, and have had no signal since.
-    /// A peer that has said for how many signals it sleeps does not wait for that.
+    /// Wakes peers that may sleep until this rank has retired more operations, and have had no
+    /// signal since that count was stored. A peer that has announced for how many signals it sleeps
+    /// does not wait for a count and sleeps on.
     pub(super) fn wake_published(&mut self) {
         self.publishing.is_quiet = false;
         for peer in self.driver.links.others() {

@@ -22,8 +22,8 @@ const _: () = assert!(COUNT_BITS + ROOT_BITS + ALGORITHM_BITS + OP_BITS + 2 * CO
 const _: () = assert!(crate::limits::RANKS_MAX <= 1 << ROOT_BITS);
 
 impl Signature {
-    /// Packs the arguments. Counts are kept modulo 2^35; the algorithm is its position among those
-    /// of the collective.
+    /// Packs the arguments. The count is kept modulo 2^35. `algorithm` is the position of the
+    /// algorithm among those of the collective.
     pub fn new(
         collective: Collective,
         dtype: DataType,
@@ -103,7 +103,7 @@ impl Signature {
         }
     }
 
-    /// Both sides of a disagreement, and the fields that differ.
+    /// A text for two ranks that disagree: what each of them has called.
     pub fn describe_difference(self, rank: Rank, other: Signature, other_rank: Rank) -> String {
         format!(
             "rank {rank} called {}, rank {other_rank} called {}; make all ranks call the same",

@@ -1,35 +1,36 @@
-//! [`Staged`]: calls that some rank makes on memory that is not registered, so that nobody tries
-//! again what failed just now.
+//! [`Staged`]: the calls that some rank has made on memory that is not registered. Ranks do not try
+//! in vain to reach their buffers again.
 //!
-//! No rank knows of the others' memory before the call, and to find out costs a meeting: a third to
-//! all of a short operation. But all learn it from the same round, and a training step repeats its
-//! calls. So a call that was repeated by staging is staged at once the next [`CALLS_STAGED`] times,
-//! and then tried again.
+//! No rank knows before a call whether the others' memory is registered, and to find out takes an
+//! exchange of signals: a third to all of the time of a short operation. But all ranks learn it
+//! from the same round, and a training step repeats its calls. So the ranks stage a call that they
+//! had to repeat at once the next [`CALLS_STAGED`] times. Then they try to reach its buffers again.
 //!
-//! Every rank must hold the same at the start of every round, or two would run different
-//! algorithms. It is changed by starts, whose order is that of the calls, and by the end of a round
-//! that is repeated, before which no rank starts a later one.
+//! At the start of a round this state must be the same on every rank, or two ranks would run
+//! different algorithms. Only two events change it: the start of a round, and rounds start in the
+//! order of the calls; and the end of a round that is to be repeated, before which no rank starts a
+//! later one.
 
 use super::signature::Signature;
 
-/// How often a call is staged before its memory is asked for again: what is found out in vain then
-/// costs a hundredth.
+/// How often a call is staged before ranks try to reach its buffers again: the trials then cost
+/// about a hundredth of the time.
 const CALLS_STAGED: u32 = 64;
 
-/// Calls remembered. Two of one place forget each other.
+/// Calls remembered. A call replaces an earlier one that has its place.
 const PLACES: usize = 64;
 
-/// What has been found out.
+/// The calls that are to be staged.
 #[derive(Debug)]
 pub struct Staged {
-    /// A call, by what all ranks say of it, and how often it will still be staged.
+    /// The signature of a call, and how often the call will still be staged.
     places: [(Signature, u32); PLACES],
-    /// Nothing has been found out yet.
+    /// No call has had to be staged yet.
     is_empty: bool,
 }
 
 impl Staged {
-    /// Of no call anything is known.
+    /// No call is known.
     pub fn new() -> Staged {
         Staged {
             places: [(Signature(0), 0); PLACES],
@@ -37,7 +38,7 @@ impl Staged {
         }
     }
 
-    /// Some rank's memory was not registered.
+    /// Some rank's memory was not registered in a call with this signature.
     pub fn note(&mut self, signature: Signature) {
         self.places[place_of(signature)] = (signature, CALLS_STAGED);
         self.is_empty = false;
@@ -52,7 +53,7 @@ impl Staged {
         }
     }
 
-    /// The next call like this starts, and is staged at once.
+    /// The next call like this starts and is staged: counts it.
     pub fn count(&mut self, signature: Signature) {
         debug_assert!(self.holds(signature));
         self.places[place_of(signature)].1 -= 1;

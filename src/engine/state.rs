@@ -1,4 +1,5 @@
-//! The smaller parts of an engine's state: what it has to tell its peers, and what they have said.
+//! The smaller parts of an engine's state: what it has to tell its peers, and what they have told
+//! it.
 
 use super::round::Round;
 use super::task::TaskCall;
@@ -11,7 +12,7 @@ use std::collections::VecDeque;
 pub struct Publishing {
     /// Peers that had no room for the count yet.
     pub to: Vec<Rank>,
-    /// Peers may not have been woken since the last count was published.
+    /// A count has been published, and its peers have perhaps not been woken since.
     pub is_quiet: bool,
 }
 
@@ -19,40 +20,42 @@ pub struct Publishing {
 #[derive(Default)]
 pub struct Failing {
     pub cause: Option<Error>,
-    /// What a peer has said of a failure, and which one, until this rank has failed with it.
+    /// The peer that has told this rank of a failure, and that failure, until this rank has failed
+    /// with it.
     pub told: Option<(Rank, Error)>,
-    /// Peers that had no room for the news of the failure.
+    /// Peers that are still to be told of the failure.
     pub untold: Vec<Rank>,
     /// A peer has said that all ranks are connected.
     pub is_confirmed: bool,
-    /// The round that was last compared with what peers are in.
+    /// The generation of the last round whose signature peers were asked to compare with theirs.
     pub compared: Option<u32>,
 }
 
-/// Who has left, and what that has ended.
+/// Leaves of peers, and what they have ended here.
 #[derive(Default)]
 pub struct Leaving {
-    /// The first collective that cannot end any more, by whose leave.
+    /// The first collective that cannot end any more, and the rank whose leave is the cause.
     pub first: Option<Left>,
-    /// What of that the others have been told, and those that had no room for it.
+    /// What of that this rank has last told the others.
     pub told: Option<Left>,
+    /// Peers that are still to be told of it.
     pub untold: Vec<Rank>,
     pub given_up: GivenUp,
-    /// This rank has said goodbye.
+    /// This rank has begun to leave: its transport is telling the peers.
     pub is_leaving: bool,
 }
 
-/// What operations had that were given up. Peers may still read and write there, so it is kept to
-/// the end.
+/// Rounds and calls of operations that were given up. Peers may still read and write their memory,
+/// so they are kept as long as the engine.
 #[derive(Default)]
 pub struct GivenUp {
-    // As they were when they ran.
+    // Boxed, as they were while they ran.
     #[allow(clippy::vec_box)]
     pub rounds: Vec<Box<Round>>,
     pub calls: Vec<TaskCall>,
 }
 
-/// From which collective on nothing can end, and because of whom.
+/// A rank that has left, and the first collective that cannot end without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub rank: Rank,
@@ -64,8 +67,8 @@ pub struct Left {
 #[derive(Debug, Default)]
 pub struct Notices {
     pub arrived: VecDeque<(Rank, u64)>,
-    /// There was no room for these yet.
+    /// Notices for which there was no room yet.
     pub unsent: VecDeque<(Rank, u64)>,
-    /// Some wait for room.
+    /// Whether some wait for room.
     pub has_unsent: bool,
 }

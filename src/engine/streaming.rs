@@ -1,35 +1,35 @@
-//! [`Streaming`]: whether long copies use streaming (non-temporal) stores, which some machines are
-//! faster with and others slower.
+//! [`Streaming`]: whether long copies use streaming (non-temporal) stores, which make them faster
+//! on some machines and slower on others.
 //!
 //! A streaming store saves the read of its line, but a core may have only a few of them under way.
 //! No rule by size holds on all machines: with streaming copies, collectives of 16 MiB took 0.76 to
 //! 0.87 of the time on a Xeon with 260 MiB of cache, and 1.1 to 1.4 of it on Cascade Lake. So the
-//! first long copies of the job itself are made both ways, with all ranks at work, and what was
-//! faster is kept until the job ends. To try again and again gained nothing that could be measured.
+//! first long copies of the job itself are made both ways, while all ranks work, and the faster way
+//! is kept until the job ends. To try again and again gains nothing that can be measured.
 
 use crate::wait::Clock;
 use std::time::Duration;
 
-/// Bytes of a slot at least: several pieces of a copy.
+/// The smallest slot, in bytes: several pieces of a copy.
 const SLOT_BYTES_MIN: usize = 32 << 20;
-/// The best of this many trials counts: a rank that shares its core, or meets a page for the first
-/// time, is slower only.
+/// The best of this many trials counts: a core that is shared, or a page that is used for the first
+/// time, makes a trial slower, never faster.
 const TRIALS: usize = 3;
 
 /// See the module. A trial is a slot of streaming copies and a slot of cached ones, each of as many
-/// bytes as the cache has. The first half of a slot is not timed, because what the slot before left
-/// in the cache is written back meanwhile.
+/// bytes as the cache has. The first half of a slot is not timed, because what the slot before it
+/// left in the cache is written back during it.
 #[derive(Debug)]
 pub struct Streaming {
     clock: Clock,
     slot_bytes: usize,
     /// Slots that have ended. The even ones are streaming.
     slots: usize,
-    /// Bytes of the slot at hand.
+    /// Bytes of the present slot that have been copied.
     done_bytes: usize,
-    /// Of its second half.
+    /// What was copied in its second half, and in which time.
     timed: Timed,
-    /// Nanoseconds a byte of the fastest slot, streaming and cached.
+    /// Nanoseconds per byte of the fastest slot: streaming, then cached.
     best: [f64; 2],
 }
 
@@ -52,7 +52,7 @@ impl Streaming {
         }
     }
 
-    /// Has `bytes` bytes copied, by `copy`, which is told whether to use streaming stores.
+    /// Calls `copy`, which copies `bytes` bytes and is told whether to use streaming stores.
     pub fn copy(&mut self, bytes: usize, copy: impl FnOnce(bool)) {
         if self.slots == 2 * TRIALS {
             return copy(self.best[0] <= self.best[1]);
@@ -83,8 +83,8 @@ mod tests {
 
     const SLOTS: usize = 2 * TRIALS;
 
-    /// Copies `slots` slots in pieces; how many bytes were streamed, as a share. A streamed byte
-    /// and a cached one take this many nanoseconds.
+    /// Copies `slots` slots in pieces; returns the share of pieces that were streamed. `rates`: the
+    /// nanoseconds that a streamed byte and a cached one take.
     fn share_streamed(
         streaming: &mut Streaming,
         slots: usize,
@@ -119,7 +119,7 @@ mod tests {
                 let mut streaming = with_virtual_time();
                 assert_eq!(share_streamed(&mut streaming, SLOTS, piece, rates), 0.5);
                 assert_eq!(share_streamed(&mut streaming, 20, piece, rates), share);
-                // The rates of later copies are not asked for.
+                // Later copies are not timed.
                 let [a, b] = rates;
                 assert_eq!(share_streamed(&mut streaming, 100, piece, [b, a]), share);
             }
@@ -138,7 +138,7 @@ mod tests {
     fn a_trial_that_was_disturbed_does_not_decide() {
         let mut streaming = with_virtual_time();
         let piece = 1 << 20;
-        // Everything takes longer, the faster way most.
+        // Both ways take longer in the first trial, and the faster way suffers more.
         share_streamed(&mut streaming, 2, piece, [9, 6]);
         share_streamed(&mut streaming, SLOTS - 2, piece, [2, 3]);
         assert_eq!(share_streamed(&mut streaming, 20, piece, [2, 3]), 1.0);

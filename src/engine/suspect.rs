@@ -1,25 +1,25 @@
-//! [`Suspect`]: what stands still, and what the others say of it.
+//! [`Suspect`]: what makes no progress, and what the peers say of it.
 
 use crate::time::Time;
 use crate::types::Rank;
 use std::time::Duration;
 
-/// Something that stands still, while its rank asks the others.
+/// Something that makes no progress, while its rank asks the others.
 #[derive(Debug)]
 pub struct Suspect {
-    /// The operation; `None`: of nothing that the engine runs (`Engine::inquire`).
+    /// The task; `None`: it is something that the engine does not run (`Engine::inquire`).
     pub task: Option<usize>,
     /// When it last moved.
     pub since: Time,
     pub sequence: u64,
-    /// All ranks share that number.
+    /// Whether `sequence` is the number of a collective, which all ranks share.
     pub is_numbered: bool,
     pub waited: Duration,
     pub deadline: Time,
     pub answers: Vec<Option<Answer>>,
 }
 
-/// What a peer says that was asked.
+/// What a peer answers.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// Operations that it has started, and ended.
@@ -28,7 +28,7 @@ pub struct Answer {
     pub text: String,
 }
 
-/// `ranks 0, 2 and 5-9`, or `rank 3`. Ascending.
+/// Names ascending ranks in a text: `ranks 0, 2 and 5-9`, or `rank 3`.
 pub(crate) fn name_ranks(ranks: &[Rank]) -> String {
     let mut names: Vec<String> = Vec::new();
     let mut rest = ranks;

@@ -16,8 +16,8 @@ const _: () = assert!(CHUNK_BITS + MESSAGE_BITS + SEQUENCE_BITS <= KIND_SHIFT);
 const _: () = assert!(2 * crate::limits::RANKS_MAX <= 1 << MESSAGE_BITS);
 const _: () = assert!(crate::limits::CHUNKS_IN_FLIGHT < 1 << CHUNK_BITS);
 
-/// The tag of a chunk of a message of a collective. Each number wraps far outside what is in
-/// flight.
+/// The tag of a chunk of a message of a collective. Each number wraps, but far beyond what can be
+/// under way at once.
 #[inline]
 pub fn collective(sequence: u64, message: u32, chunk: u32) -> u64 {
     let first = (COLLECTIVE << KIND_SHIFT)
@@ -31,8 +31,8 @@ pub fn of_message(first: u64, message: u32, chunk: u32) -> u64 {
     first | (u64::from(message) << CHUNK_BITS) | (u64::from(chunk) & mask(CHUNK_BITS))
 }
 
-/// The operation that a tag of a collective belongs to, of those nearest to `near`; `None`: it is
-/// of something else.
+/// The operation that a tag of a collective belongs to: of those that it may stand for, the nearest
+/// to `near`. `None`: it is the tag of something else.
 pub fn sequence_of(tag: u64, near: u64) -> Option<u64> {
     if tag >> KIND_SHIFT != COLLECTIVE {
         return None;
@@ -66,7 +66,8 @@ pub const fn notice() -> u64 {
 pub enum Token {
     /// A chunk of a step of the round at this place.
     Step { round: u32, step: u32, chunk: u32 },
-    /// A signal or retirement count that nobody waits for.
+    /// A post whose end nobody waits for: of a signal, a retirement count, a control message or a
+    /// notice.
     Forget,
     /// The receive of control messages from this peer.
     ControlReceive(u32),
@@ -84,13 +85,13 @@ const _: () = assert!(crate::limits::STEPS_MAX <= 1 << STEP_BITS);
 /// Rounds that can be under way at once.
 pub const ROUNDS_MAX: usize = 1 << ROUND_BITS;
 
-/// What the tokens of all steps of a round begin with: its place, and which of those that have used
-/// it this is.
+/// What the tokens of all steps of a round begin with: its place and its generation, which tells it
+/// from other rounds that have used this place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundToken(u64);
 
 impl RoundToken {
-    /// That of the round at this place.
+    /// The token of the round at this place.
     pub fn new(place: u32, generation: u32) -> RoundToken {
         let place = u64::from(place) & mask(ROUND_BITS);
         let bits = (place << GENERATION_BITS) | (u64::from(generation) & mask(GENERATION_BITS));
@@ -112,20 +113,20 @@ impl RoundToken {
 }
 
 impl Token {
-    /// The token of signals and retirement counts, as a number for the transport.
+    /// [`Token::Forget`] as a number for the transport.
     pub const FORGET: u64 = 1 << 63;
 
-    /// That of the receive of control messages from a peer.
+    /// The token of the receive of control messages from a peer.
     pub fn control_receive(peer: u32) -> u64 {
         (1 << 63) | (u64::from(peer) + 1)
     }
 
-    /// That of the receive of notices from a peer.
+    /// The token of the receive of notices from a peer.
     pub fn notice_receive(peer: u32) -> u64 {
         (1 << 63) | (1 << 62) | (u64::from(peer) + 1)
     }
 
-    /// Back from a number.
+    /// The token that a number stands for.
     #[inline]
     pub fn parse(mut bits: u64) -> Token {
         if bits >> 63 == 1 {

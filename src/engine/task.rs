@@ -10,16 +10,17 @@ use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-/// A task, as its starter names it.
+/// Names a task for its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskId {
     pub(super) index: usize,
     generation: u32,
 }
 
-/// A call, with its schedule chosen and its buffers resolved, and everything that must outlive it.
+/// A call, with its schedule chosen and its buffers resolved, and all that must live until the task
+/// has ended.
 pub struct TaskCall {
-    /// What it says.
+    /// The arguments.
     pub arguments: Arguments,
     /// The schedule.
     pub prepared: Arc<Prepared>,
@@ -28,11 +29,11 @@ pub struct TaskCall {
     pub fallback: Option<Arc<Prepared>>,
     /// Lengths and offsets of v-collectives and grouped transfers.
     pub slots: Cow<'static, [u64]>,
-    /// The buffers of the transfers of a group.
+    /// The buffers of a group's transfers.
     pub others: Vec<View>,
     /// Input and output, kept and borrowed until the task has ended.
     pub keep: [Option<Kept>; 2],
-    /// The buffers of the transfers, kept and borrowed until the task has ended.
+    /// The buffers of a group's transfers, kept and borrowed until the task has ended.
     pub keep_others: Vec<Kept>,
 }
 
@@ -121,7 +122,7 @@ impl IndexMut<usize> for Tasks {
 }
 
 impl Tasks {
-    /// A task of a call.
+    /// Adds the task of a call.
     pub fn add(&mut self, call: TaskCall, segment_elements: u64, now: Time) -> TaskId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.all.push(Task {
@@ -160,8 +161,8 @@ impl Tasks {
         }
     }
 
-    /// Nobody will ask for the result any more; a running task goes on. `may_reuse`: nothing of a
-    /// task that has ended can come back.
+    /// Nobody will ask for the result any more; a running task goes on. `may_reuse`: its place may
+    /// get another task; not after a failure, when the place keeps the memory of its call.
     pub fn release(&mut self, id: TaskId, may_reuse: bool) {
         let task = self.all.get_mut(id.index);
         let Some(task) = task.filter(|t| t.generation == id.generation) else {
@@ -174,7 +175,7 @@ impl Tasks {
         }
     }
 
-    /// Ends a task. `failure`: of the communicator.
+    /// Ends a task. `failure`: that of the communicator, if it has failed.
     pub fn end(&mut self, index: usize, result: Result<()>, failure: Option<&Error>) {
         self.ended_count += 1;
         let task = &mut self.all[index];
@@ -190,7 +191,7 @@ impl Tasks {
         }
     }
 
-    /// Ends every task with this error, which is that of the communicator.
+    /// Ends every running task with this error, which is that of the communicator.
     pub fn fail(&mut self, error: &Error) {
         for index in 0..self.all.len() {
             if self.all[index].is_running() {

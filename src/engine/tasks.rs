@@ -13,14 +13,14 @@ use crate::time::Time;
 use crate::types::Collective;
 
 impl Engine {
-    /// Starts a task. It runs as far as it can at once. What is refused leaves its memory as it
-    /// was.
+    /// Starts a task, which runs as far as it can at once. A call that is refused leaves its memory
+    /// as it was.
     pub fn submit(&mut self, call: TaskCall, now: Time) -> Result<TaskId> {
         let has_begun = self.begun.is_some();
         let segment_elements = match self.admit(&call, now) {
             Ok(elements) => elements,
             Err(error) => {
-                // Peers may reach the memory of a call that has begun.
+                // Peers may reach the memory of a call that has begun, so it is not given back.
                 if !has_begun {
                     call.end();
                 }
@@ -39,12 +39,12 @@ impl Engine {
             self.start_queued(now);
             self.has_chores |= !self.tasks.queue.is_empty();
         }
-        // A round that had begun may be one that cannot end.
+        // A round that had begun may need a rank that has left.
         self.fail_unreachable();
         Ok(id)
     }
 
-    /// An error of every call, if the communicator has failed.
+    /// The error that every call gets once the communicator has failed.
     pub fn check(&mut self) -> Result<()> {
         self.tell_failure();
         match &self.failing.cause {
@@ -55,12 +55,13 @@ impl Engine {
         }
     }
 
-    /// Whether a task may start, and the elements of its rounds that are staged through windows.
+    /// Fails if a task may not start. Returns the elements of each of its rounds if they are staged
+    /// through windows, else 0.
     fn admit(&mut self, call: &TaskCall, now: Time) -> Result<u64> {
         self.check()?;
         if let Some(gone) = self.driver.links.first_failed() {
-            // The others wait for this rank now, and must hear of the one that has failed. What can
-            // end well does first.
+            // The other ranks wait for this one now, and must hear of the peer that has failed.
+            // Operations that can end well do so first.
             while self.failing.cause.is_none() && self.drive(now) {}
             self.fail(gone.clone(), true);
             return Err(self.failing.cause.clone().unwrap_or(gone));
@@ -80,7 +81,7 @@ impl Engine {
             let signature = signature_of(&call.arguments, &call.prepared, &call.slots);
             let checked = self.check_left(self.numbers.next, &signature.describe());
             if let Err(error) = checked {
-                // It may have said before that the communicator has failed.
+                // The rank may have told of a failure before it left: that cause comes first.
                 while self.failing.cause.is_none() && self.drive(now) {}
                 self.check()?;
                 self.tell_left();

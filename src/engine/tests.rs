@@ -94,7 +94,7 @@ impl Job {
             .unwrap()
     }
 
-    /// Steps everyone until nothing moves and nothing is under way.
+    /// Drives every engine until nothing moves and nothing is under way.
     fn settle(&mut self) {
         loop {
             let now = self.world.now();

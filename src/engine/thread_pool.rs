@@ -1,16 +1,17 @@
 //! [`ThreadPool`]: a few threads among which large copies and reductions are split.
 //!
-//! One core does not fill the memory of a host with several channels, so a rank that has more than
-//! one core may use them. Work is cut into parts of [`PART_BYTES`] by ranges of elements. The
-//! caller and each thread take the next part when they are free, so a thread that gets no core
-//! takes fewer parts. Every element is computed by the same code from the same sources in the same
-//! order, so the results do not depend on the number of threads.
+//! One core does not use all the memory bandwidth of a host with several channels, so a rank that
+//! has more than one core may use them. Work is cut into parts of [`PART_BYTES`] by ranges of
+//! elements. The caller and each thread take the next part when they are free, so a thread that
+//! gets no core takes fewer parts. Every element is computed by the same code from the same sources
+//! in the same order, so the results do not depend on the number of threads.
 //!
-//! The threads are made at the first large piece of work, sleep between pieces (nothing spins), and
-//! end with the pool. They never see a schedule, a transport or the clock.
+//! The threads are started at the first large piece of work, sleep between pieces (nothing spins),
+//! and end with the pool. They never see a schedule, a transport or the clock.
 //!
-//! It is not `rayon-core`: there a caller waits until each thread that it called has run, and with
-//! both cores busy the median of a share of 400 us was 1075 us for 404 here (CONTRIBUTING.md).
+//! `rayon-core` is no replacement, because its callers wait until each thread that they called has
+//! run. Where other programs used both cores, work of 400 us took 1075 us with it and 404 us with
+//! this pool (medians; CONTRIBUTING.md).
 
 use crate::kernel::{self, BoundReduction};
 use crate::memory::View;
@@ -22,28 +23,28 @@ use std::thread::JoinHandle;
 /// multiple of every element and of a cache line, so that all parts are aligned alike.
 pub const PART_BYTES: usize = 256 << 10;
 
-/// Work below this is done by the caller: waking a thread takes 5 to 50 us, in which one core
-/// copies up to 2 MiB from its caches. With two threads a copy of 64 MiB took 3.3 ms instead of
-/// 4.1, and copies of 4 and 16 MiB gained nothing.
+/// The caller does work below this alone: waking a thread takes 5 to 50 us, in which one core
+/// copies up to 2 MiB from its caches. With two threads a copy of 64 MiB takes 3.3 ms instead of
+/// 4.1, and copies of 4 and 16 MiB gain nothing.
 pub const SHARED_BYTES_MIN: usize = 4 << 20;
 
-/// Parts for which a thread is woken.
+/// A further thread is woken for each group of this many parts.
 const PARTS_PER_THREAD: usize = 4;
 const _: () = assert!(SHARED_BYTES_MIN >= 2 * PARTS_PER_THREAD * PART_BYTES);
 
 /// What is done to views.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// The source into the destination; `streamed`: by streaming stores, if possible.
+    /// Copies the source into the destination; `streamed`: by streaming stores, if possible.
     Copy { streamed: bool },
-    /// As [`kernel::scale`].
+    /// Scales as [`kernel::scale`] does.
     Scale { dtype: DataType, factor: f64 },
-    /// As [`kernel::reduce`] or [`kernel::reduce_streaming`].
+    /// Reduces as [`kernel::reduce`] or [`kernel::reduce_streaming`] does.
     Reduce(BoundReduction),
 }
 
 impl Work {
-    /// Does it alone.
+    /// Does the work in the calling thread.
     #[inline(always)]
     pub fn run(&self, sources: &[View], destinations: &[View]) {
         match self {
@@ -70,9 +71,9 @@ pub struct ThreadPool {
 #[derive(Debug)]
 struct Board {
     state: Mutex<State>,
-    /// There are parts to take, or it is over.
+    /// Notified when there are parts to take, or the pool ends.
     posted: Condvar,
-    /// The last part is done.
+    /// Notified when the last part is done.
     done: Condvar,
 }
 
@@ -96,8 +97,8 @@ struct Part {
 }
 
 impl ThreadPool {
-    /// A pool of at most `threads_max` threads with the caller's; with 1, everything is done by the
-    /// caller.
+    /// A pool of at most `threads_max` threads, the caller's included; with 1, the caller does
+    /// everything.
     pub fn new(threads_max: usize) -> ThreadPool {
         let state = State {
             work: Work::Copy { streamed: false },
@@ -130,7 +131,7 @@ impl ThreadPool {
     /// them.
     ///
     /// # Panics
-    /// As the kernels; the threads have let go of the views then too.
+    /// It panics as the kernels do. No thread uses the views any more then.
     pub fn run(&mut self, work: Work, sources: &[View], destinations: &[View]) {
         let bytes = sources[0].len_bytes();
         let parts_count = bytes.div_ceil(PART_BYTES);
@@ -166,8 +167,8 @@ impl ThreadPool {
         assert!(!has_panicked, "a thread of the pool has panicked");
     }
 
-    /// Starts the threads that are missing. A host that has no thread to give leaves the work to
-    /// those there are.
+    /// Starts the threads that are missing. If the host gives no more, those that exist do the
+    /// work.
     fn start_threads(&mut self) {
         while self.threads.len() + 1 < self.threads_max {
             let board = self.board.clone();
@@ -192,7 +193,7 @@ impl Drop for ThreadPool {
 }
 
 impl Board {
-    /// Panics are counted in the state, which is whole at every unlock.
+    /// A poisoned lock is no error: the state notes panics, and it is consistent at every unlock.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -250,8 +251,9 @@ impl Drop for CountDone<'_> {
     }
 }
 
-/// Work that is posted. Dropping it waits until the parts that were taken are done, and no further
-/// part is taken: also when the caller panics, because its views may end then.
+/// Work that is posted. When this is dropped, no further part is taken, and the drop waits until
+/// those that were taken are done. That also happens when the caller panics, because its views may
+/// end then.
 struct Complete<'a>(&'a Board);
 
 impl Drop for Complete<'_> {
@@ -280,7 +282,8 @@ mod tests {
         Work::Reduce(BoundReduction::new(dtype, Combine::Sum, Finish::Divide(3)))
     }
 
-    /// Three sources of mixed magnitude, the last of them in place, on `threads` threads.
+    /// Runs the work on three sources of mixed magnitude, of which the last is also a destination;
+    /// returns all bytes afterwards.
     fn reduced(pool: &mut ThreadPool, work: Work, bytes: usize) -> Vec<u8> {
         let region = Region::private(3 * bytes).unwrap();
         let views = [0, 1, 2].map(|index| region.view().part(index * bytes, bytes));

@@ -5,8 +5,8 @@ use super::round::Round;
 use super::tag::RoundToken;
 use std::sync::Arc;
 
-/// Spare rounds from which on no new ones are made: enough for the few kinds of calls that a loop
-/// makes.
+/// Spare rounds up to which a new schedule gets a new round: enough for the few kinds of calls that
+/// a loop makes.
 const SPARE_ROUNDS: usize = 4;
 
 /// The rounds of an engine.
@@ -19,9 +19,9 @@ pub struct UnderWay {
     // Boxed, because a round moves between lists and is large.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Round>>,
-    /// Of the latest round.
+    /// The generation of the latest round.
     generation: u32,
-    /// The generation at which regions that peers had freed were last let go.
+    /// The generation of the latest round when freed regions of peers were last released.
     released_at: u32,
 }
 
@@ -32,7 +32,7 @@ impl UnderWay {
         self.active.is_empty()
     }
 
-    /// How many are.
+    /// How many rounds are under way.
     pub fn len(&self) -> usize {
         self.active.len()
     }
@@ -131,7 +131,7 @@ impl UnderWay {
         self.spare.push(round);
     }
 
-    /// Whether every round that was under way when this last said so has ended.
+    /// Whether every round that was under way when this last returned true has ended.
     pub fn have_changed(&mut self) -> bool {
         let since = self.released_at;
         let is_later = |generation: u32| (generation.wrapping_sub(since) as i32) > 0;

@@ -14,20 +14,21 @@ use crate::memory::View;
 use crate::schedule::{BufferId, StepId};
 use crate::types::Rank;
 
-/// As [`PIECE_BYTES`] where threads share a piece: to wake them must cost little of it, and
-/// together they are faster.
+/// Takes the place of [`PIECE_BYTES`] where threads share a piece: they are faster together, and
+/// waking them must take little of the time of a piece.
 const PIECE_BYTES_SHARED: usize = 8 << 20;
 const _: () = assert!(PIECE_BYTES_SHARED >= SHARED_BYTES_MIN);
 
-/// Pieces below this belong to no operation that is larger than a cache, or to its last rest.
+/// The shortest piece that is streamed. A shorter one belongs to an operation that fits a cache, or
+/// is the end of a longer one.
 const PIECE_BYTES_STREAMED_MIN: usize = 4 << 10;
 
-/// Pieces of a step in a row, about 10 ms: after them peers are heard, whatever the length of the
-/// step.
+/// Pieces of a step that run in a row, about 10 ms. Then the engine looks at its transport, however
+/// long the step is.
 pub(super) const PIECES_MAX: usize = 64;
 
 impl Driver {
-    /// Runs a copy or reduction as far as it goes.
+    /// Runs a copy or reduction as far as it can go now.
     pub(super) fn compute(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
         for _ in 0..PIECES_MAX {
             let run = round.progress.run(step);
@@ -51,8 +52,8 @@ impl Driver {
         Ok(Ran::NotYet)
     }
 
-    /// Processes some of the elements `from .. limit`; returns how many. `None`: a peer's memory is
-    /// not known yet, or is its caller's again.
+    /// Processes some of the elements `from .. limit`; returns how many. `None`: this rank does not
+    /// know yet where a peer's memory lies, or the peer has taken it back.
     fn compute_piece(
         &mut self,
         round: &mut Round,
@@ -65,7 +66,7 @@ impl Driver {
         };
         let piece = (piece_bytes >> round.program.shift) as u64;
         let reaches_buffers = round.program.prepared.reaches_buffers;
-        // A rank that has taken its memory back is not written to any more.
+        // Nothing is written to the memory of a rank that has taken it back.
         if reaches_buffers && self.has_withdrawn(&round.program, step) {
             return Ok(None);
         }
@@ -79,12 +80,12 @@ impl Driver {
         Ok(got)
     }
 
-    /// Whether a peer whose buffers a step reaches has failed and given them back to its caller,
-    /// who may have changed them before they were read. Asked before the piece counts as done, so
-    /// what follows it, also a signal or message by which others would take over what was computed,
-    /// never happens then: the step stays where it is until the cause comes. (Threads that shared
-    /// the piece have ended their parts under a lock, so what they have read was read before this.)
-    /// Windows are no caller's, and stay as they are.
+    /// Whether a peer whose buffers a step reaches has taken them back. Its caller may then have
+    /// changed them before this rank read them. The driver asks before a piece counts as done. If
+    /// the answer is yes, the step stays where it is until the cause of the failure comes, so no
+    /// later step sends on what was computed. (Threads that shared the piece have ended their parts
+    /// under a lock, so all their reads came before this question.) Windows belong to no caller and
+    /// are not taken back.
     fn has_withdrawn(&self, program: &Program, step: StepId) -> bool {
         let operands = &program.prepared.operands[step as usize];
         let mut places = operands.sources.iter().chain(&operands.destinations);
@@ -96,8 +97,9 @@ impl Driver {
         })
     }
 
-    /// Fills `sources` and `destinations` with elements `from ..` of the step's operands: at most
-    /// `want`, and as many as are contiguous everywhere. `None`: a peer's memory is not known yet.
+    /// Fills `sources` and `destinations` with views of elements `from ..` of the step's operands.
+    /// Returns how many elements: at most `want`, and only those that are contiguous in every
+    /// operand. `None`: this rank does not know yet where a peer's memory lies.
     fn gather(
         &mut self,
         round: &mut Round,
@@ -174,8 +176,8 @@ impl Driver {
         run(threads, streaming, work, &self.sources, &self.destinations);
     }
 
-    /// Copies a piece of `bytes_together` bytes that are copied before anybody reads them: shared
-    /// among threads and with streaming stores as in a schedule.
+    /// Copies a piece of `bytes_together` bytes, all of which are copied before a rank reads any of
+    /// them. It uses threads and streaming stores as a step of a schedule does.
     pub fn copy(&mut self, source: View, destination: View, bytes_together: usize) {
         let ranks = self.links.ranks as usize;
         let streamed = source.len_bytes() >= PIECE_BYTES_STREAMED_MIN
@@ -185,13 +187,13 @@ impl Driver {
         run(threads, streaming, work, &[source], &[destination]);
     }
 
-    /// Whether results are written by streaming stores, copies only if that is faster
-    /// ([`Streaming`]): the buffers of all ranks together fill the last-level cache, and what is
-    /// written is the result itself, not a window or scratch memory that somebody reads next.
+    /// Whether a step may write its result by streaming stores; a copy then does so only if that is
+    /// faster ([`Streaming`]). It may if the buffers of all ranks together fill the last-level
+    /// cache and it writes the result itself, not a window or scratch memory that is read next.
     ///
-    /// With 2 ranks and a cache of 32 MiB that made operations of 8 to 128 MiB out of place, and
-    /// all-gather in place, 1.2 to 2.4 times as fast in most runs (Zen 4). Reductions in place
-    /// write what they read and stay as they are.
+    /// With 2 ranks and a cache of 32 MiB, streaming makes operations of 8 to 128 MiB out of place,
+    /// and all-gather in place, 1.2 to 2.4 times as fast in most runs (Zen 4). The kernel does not
+    /// stream reductions in place, which write what they have just read.
     fn is_streamed(&self, round: &Round) -> bool {
         let reaches_buffers = round.program.prepared.reaches_buffers;
         if self.sources[0].len_bytes() < PIECE_BYTES_STREAMED_MIN || !reaches_buffers {
@@ -208,7 +210,7 @@ impl Driver {
     }
 }
 
-/// Does the work; a copy that may use streaming stores does if that is faster.
+/// Does the work. A copy that may use streaming stores does so if that is faster.
 fn run(
     threads: &mut ThreadPool,
     streaming: &mut Streaming,
@@ -224,7 +226,7 @@ fn run(
     }
 }
 
-/// Bytes of a peer's buffer from one on; `None`: where it lies is not known yet.
+/// Bytes `start ..` of a peer's buffer; `None`: this rank does not know yet where the buffer lies.
 fn at_peer(
     links: &mut Links,
     (program, memory): (&Program, &mut Memory),
@@ -250,7 +252,8 @@ fn at_peer(
     Ok(Some(buffer.part(start, bytes)))
 }
 
-/// A peer's input or output, mapped at its first use.
+/// A peer's input or output, mapped at its first use; `None`: this rank does not know yet where it
+/// lies.
 fn peer_buffer(
     links: &mut Links,
     memory: &mut Memory,

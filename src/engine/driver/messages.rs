@@ -70,7 +70,8 @@ impl Driver {
         }
     }
 
-    /// All of a message has been posted. Those of pairs are sent one after another.
+    /// Notes that a whole message has been posted. Messages of pairs are sent one after another, so
+    /// the next one may be sent now.
     #[inline(always)]
     pub(super) fn note_sent(&mut self, round: &Round, peer: Rank) {
         if round.is_pairwise() {
@@ -78,7 +79,7 @@ impl Driver {
         }
     }
 
-    /// A post was not accepted: the step is looked at again, or that would be in vain.
+    /// A post was not accepted: the step is tried again, or it has failed because the peer is gone.
     #[cold]
     pub(super) fn refuse(
         &mut self,
@@ -92,8 +93,9 @@ impl Driver {
         }
     }
 
-    /// A step has failed. One of sends and receives of pairs whose other side has left is over by
-    /// that, and the rest goes on: other peers wait for their parts.
+    /// A step has failed. If it is a send or receive of a pair whose other side has left, it counts
+    /// as done and the rest of its round goes on, because other peers wait for that. Every other
+    /// failure is returned.
     #[cold]
     fn do_without(&mut self, round: &mut Round, error: Error) -> Result<()> {
         let Error::Left { rank, .. } = error else {
@@ -123,7 +125,7 @@ impl Driver {
         self.links.post_recv(peer, tag, *view, token)
     }
 
-    /// Posts a chunk to be sent; true: it has been sent already, and no completion follows.
+    /// Sends a chunk; true: it has been sent already, and no completion follows.
     #[inline(always)]
     pub(super) fn send(
         &mut self,
@@ -160,10 +162,10 @@ impl Driver {
         (self.post_send(peer, (tag, header, token), *view)).map(|()| false)
     }
 
-    /// The tag of what may have to wait although there is room; `None`: it has to. Messages of
-    /// pairs have places of their own and take them in order. Of other places the second half is
-    /// kept for the oldest collective: whatever later ones have sent, the messages that the peer
-    /// needs first always find room.
+    /// The tag of a message that may have to wait for its turn although there is room; `None`: it
+    /// has to wait. Messages of pairs have places of their own and take them in order. Half of the
+    /// places of collectives are kept for the oldest one: whatever later ones have sent, the
+    /// messages that the peer needs first always find room.
     #[inline(never)]
     fn turn_of(&mut self, round: &Round, chunk: u32, (peer, number): (Rank, u32)) -> Option<u64> {
         if round.is_pairwise() {
@@ -176,8 +178,8 @@ impl Driver {
         (!is_full).then_some(tag)
     }
 
-    /// Posts a chunk to be sent, whose end a completion tells. Not inlined, because most small
-    /// messages are injected and do without it.
+    /// Posts the send of a chunk, whose end a completion tells. It is not inlined, because most
+    /// small messages are injected and do not need it.
     #[inline(never)]
     fn post_send(
         &mut self,
@@ -195,7 +197,7 @@ impl Driver {
         }
     }
 
-    /// Sends a chunk from memory that is not registered: from a copy in memory that is.
+    /// Copies a chunk from memory that is not registered into memory that is, and sends the copy.
     #[inline(never)]
     fn send_copy(
         &mut self,
@@ -222,7 +224,7 @@ impl Driver {
         }
     }
 
-    /// Takes back every receive of a round, whose memory may end with its caller.
+    /// Cancels every receive of a round, because the caller may free the round's memory next.
     pub fn cancel_receives(&mut self, round: &mut Round) {
         let prepared = round.program.prepared.clone();
         for (step, action) in (0..).zip(prepared.schedule.steps.iter().map(|s| &s.action)) {
@@ -237,7 +239,7 @@ impl Driver {
         }
     }
 
-    /// A chunk has been sent or received. What may start now does.
+    /// A chunk has been sent or received. The steps that may start now run.
     #[inline(always)]
     pub fn end_message(
         &mut self,
@@ -277,7 +279,7 @@ impl Driver {
         self.run_ready(round, next)
     }
 
-    /// A chunk has ended that may have been sent from a copy.
+    /// A send has ended. If it was sent from a copy, the copy's memory goes back to the pool.
     #[inline]
     fn take_back_copy(&mut self, token: u64) {
         if !self.bounced.is_empty() {
@@ -292,7 +294,8 @@ impl Driver {
         }
     }
 
-    /// A chunk of several has been sent or received; whether that is all of the message.
+    /// One of several chunks of a message has been sent or received; returns whether the whole
+    /// message has.
     #[inline(never)]
     fn complete_chunk(
         &mut self,
@@ -321,7 +324,7 @@ impl Driver {
         Ok(self.end_chunk(round, step, chunk))
     }
 
-    /// A chunk of several has ended as it should; whether all have.
+    /// One of several chunks of a message has ended as it should; returns whether all have.
     fn end_chunk(&mut self, round: &mut Round, step: StepId, chunk: u32) -> bool {
         let plan = &round.program.prepared.steps[step as usize];
         let run = round.progress.run(step);
@@ -339,7 +342,7 @@ impl Driver {
         false
     }
 
-    /// Checks how long a chunk is that has arrived.
+    /// Checks the length of a chunk that has arrived.
     fn check_length(
         &self,
         round: &mut Round,
@@ -356,7 +359,7 @@ impl Driver {
         }
     }
 
-    /// Whether a send that was flushed has arrived: its receiver has done the operation, and left.
+    /// Whether a flushed send counts as arrived: its receiver has done the operation and has left.
     #[cold]
     fn is_excused(&self, round: &Round, completion: &Completion) -> bool {
         completion.outcome == Outcome::Flushed
@@ -377,7 +380,8 @@ impl Driver {
             Outcome::Done | Outcome::Truncated
                 if completion.header != round.program.signature.0 =>
             {
-                // What does not fit may be part of another operation, which says more.
+                // A message that is too long may belong to another operation: then that error says
+                // more.
                 self.mismatch(round, completion.header, completion.peer)
             }
             Outcome::Done | Outcome::Truncated => self.wrong_length(round, step, chunk, completion),

@@ -1,4 +1,4 @@
-//! Signals and waits: flag lines, and whose memory is registered.
+//! Signals and waits: flag lines, and what they say of each rank's memory.
 
 use super::{Driver, Ran};
 use crate::engine::control::{Binding, Line, PAYLOAD_WORDS};
@@ -11,8 +11,8 @@ use crate::schedule::{Action, Lane, StepId};
 use crate::types::Rank;
 
 impl Driver {
-    /// Signals to the peers of a step that have not been signalled yet: what has been done is
-    /// counted, so that a full queue repeats none.
+    /// Signals to those peers of a step that have not been signalled yet. The step counts them, so
+    /// that none is signalled twice after a full queue.
     pub(super) fn signal(&mut self, round: &mut Round, step: StepId, payload: u32) -> Result<Ran> {
         let mut done = round.progress.run(step).done;
         let are_sent = self.send_lines(round, step, payload, &mut done);
@@ -126,7 +126,7 @@ impl Driver {
             unreachable!("only waits wait");
         };
         let sequence = round.sequence().expect("pairwise rounds have no signals");
-        // Only where all are needed do those counted before stay counted.
+        // Peers that were counted earlier stay counted only where all are needed.
         let needs_all = *count as usize == peers.len();
         let skip = if needs_all { *done as usize } else { 0 };
         let looks = match needs_all {
@@ -163,7 +163,8 @@ impl Driver {
         round.parked.iter().map(|&step| lacks(step)).min()
     }
 
-    /// Whether one of these peers has not come and cannot, because this rank has its core.
+    /// Whether one of these peers has not signalled and cannot, because this rank keeps the core
+    /// that they share.
     fn waits_for_core(&self, peers: &[Rank], sequence: u64, lane: Lane) -> bool {
         let links = &self.links;
         self.looks.is_crowded()
@@ -184,8 +185,9 @@ impl Driver {
     }
 }
 
-/// A step on lane 0 has completed. If memory that peers would reach is not registered, everyone who
-/// takes part learns it there: its owner by sending the signal, the others by waiting for it.
+/// A step on lane 0 has completed. If memory that peers would reach is not registered, each rank of
+/// the operation learns it from such a step: the owner of the memory by sending the signal, the
+/// others by waiting for it.
 fn arrive(round: &mut Round, is_registered: bool) -> Ran {
     round.arrivals += 1;
     round.is_redirected |= !is_registered;

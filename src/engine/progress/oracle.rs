@@ -1,9 +1,9 @@
-//! [`Progress`] beside the order rules as `schedule/mod.rs` words them: every edge is looked at
-//! each time.
+//! Compares [`Progress`] with the order rules, followed word by word as `schedule/mod.rs` has them:
+//! every edge is looked at each time.
 //!
-//! Random schedules run in random orders, with several chunks of a step under way at once. Whatever
-//! runs may run by the rules, completion agrees at every step, and nothing is forgotten: when
-//! nothing is under way any more, all has run.
+//! Random schedules run in random orders, with several chunks of a step under way at once. Each
+//! step that runs may run by the rules, both agree all the time on which steps are complete, and no
+//! step is forgotten: when nothing is under way any more, all have run.
 
 use super::*;
 use crate::prng::Prng;
@@ -24,7 +24,7 @@ impl Rules<'_> {
         full.all(|d| d.overlap.is_some() || self.is_complete[d.step as usize])
     }
 
-    /// How many elements may be processed.
+    /// How many elements a step may process.
     fn limit(&self, step: StepId) -> u64 {
         let this = &self.schedule.steps[step as usize];
         let len = this.action.extent().map_or(0, |r| r.resolve(&self.count).1);
@@ -69,7 +69,8 @@ fn nth_range(action: &Action, index: u16) -> Range {
     ranges[index as usize]
 }
 
-/// A step of every kind that has edges, over few blocks, so that they overlap in all ways.
+/// A schedule with steps of every kind that has edges, over few blocks, so that they overlap in all
+/// ways.
 fn random_schedule(random: &mut Prng) -> Schedule {
     let mut b = Builder::new("test", 0, 2, true);
     let scratch = b.scratch(Extent::block(0, 4));
@@ -125,7 +126,8 @@ fn run(seed: u64) {
         is_processed: vec![false; steps],
         is_complete: vec![false; steps],
     };
-    // Whole steps wait for more than the rules ask: for all of what they overlap for some count.
+    // Whole steps wait for more than the rules ask: for the whole of each step that they overlap
+    // for some count.
     let is_whole = random.chance(0.5);
     let chunks: Vec<u64> = match is_whole {
         true => vec![count.count; steps],

@@ -1,12 +1,12 @@
-//! [`Ready`]: the steps to look at, first come first served. Each is in it once at most, so that it
-//! is never full.
+//! [`Ready`]: a queue of the steps to look at. Each step is in it once at most, so it is never
+//! full.
 
 use crate::schedule::StepId;
 
 /// A ring with a place for every step.
 #[derive(Debug, Default)]
 pub struct Ready {
-    /// As many as a power of two.
+    /// Their number is a power of two.
     places: Vec<StepId>,
     first: u32,
     end: u32,
@@ -20,7 +20,7 @@ impl Ready {
         (self.first, self.end) = (0, 0);
     }
 
-    /// Begins with these.
+    /// Makes these steps its content.
     pub fn begin(&mut self, steps: &[StepId]) {
         self.places[..steps.len()].copy_from_slice(steps);
         (self.first, self.end) = (0, steps.len() as u32);

@@ -1,4 +1,4 @@
-//! Steps follow each other, complete and start as the order rules say: one rule a test.
+//! Steps follow each other, complete and start as the order rules say: each test is for one rule.
 
 use super::*;
 use crate::schedule::{BufferId, Builder, Extent, Range};
@@ -8,11 +8,12 @@ const COUNT: Count<'static> = Count {
     slots: &[],
 };
 
-/// Elements of a chunk with which steps are not whole, and of one with which they are.
+/// Elements of a chunk with which steps are not whole.
 const PIECEWISE: u64 = 10;
+/// Elements of a chunk with which steps are whole.
 const WHOLE: u64 = 100;
 
-/// A step has processed everything; what may start now is queued.
+/// A step has processed everything; all steps that may start now are queued.
 pub(super) fn process(progress: &mut Progress, prepared: &Prepared, step: StepId) {
     let next = progress.process(prepared, step);
     if next != NONE {
