@@ -8,8 +8,8 @@ use crate::memory::{Element, abort_on_unwind};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 /// Blocking collectives. All ranks call the same ones in the same order, with equal lengths,
-/// operators and roots. Where a buffer has one block for each rank, the blocks lie one after another
-/// in the order of the ranks, and are equally long unless the call names counts.
+/// operators and roots. Where a buffer has one block for each rank, the blocks lie one after
+/// another in the order of the ranks, and are equally long unless the call names counts.
 ///
 /// A registered [`Buffer`](super::Buffer) is used where it lies. Slices and other buffers are
 /// staged through registered chunks. When a call returns, with success or with an error, nothing

@@ -98,7 +98,7 @@ pub(super) struct Owner {
     pub(super) ranges: Option<Arc<Ranges>>,
     /// The registrations in other communicators that have used it.
     pub(super) further: Mutex<Vec<Registration>>,
-    /// Who uses which of its bytes.
+    /// Which operation, slice or copy uses which of its bytes.
     pub(super) borrows: Arc<Borrows>,
 }
 

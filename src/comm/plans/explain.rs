@@ -50,7 +50,8 @@ impl fmt::Display for Path {
 /// The answer of [`crate::CollectiveBuilder::explain`].
 #[derive(Clone, Debug)]
 pub struct Explanation {
-    /// The algorithm that runs, if every rank's buffers are registered or not as this rank's are.
+    /// The algorithm that runs, if the buffers of all ranks are registered when this rank's are,
+    /// and not registered otherwise.
     pub algorithm: &'static str,
     /// The algorithm that all ranks plan. If it needs registered memory and some rank's is not
     /// registered, another one runs.
