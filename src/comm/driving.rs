@@ -1,13 +1,17 @@
-//! [`Driving`]: the engine, how the threads of a rank drive it, and how they wait on it; and
-//! [`Family`]: which other engines a wait drives.
+//! [`Driving`]: the engine, how the threads of a rank drive it, and how they wait on it.
+//! [`Family`]: the other engines that a waiting thread drives, too.
 //!
-//! A thread that waits drives for all; the progress thread drives while none waits.
-//! A thread that sleeps is woken by peers through the [`Alarm`], after what they did: whichever
-//! thread handles that, every sleeper looks for the end of its own task under the engine's lock.
-//! What no peer rings for, a failure found by looking or a cancel, the finder rings for; where
-//! peers ring for nothing (descriptors), the thread that handles what has come does.
+//! A thread that waits drives the engine for all threads. The progress thread drives while no
+//! thread waits.
 //!
-//! Locks, in this order: a family's list of members, then one engine.
+//! Peers wake sleeping threads through the [`Alarm`], after they have stored or sent something. One
+//! of the threads handles what has come; every sleeper then takes the engine's lock and checks
+//! whether its own task has ended. No peer rings for a cancel, or for a failure that a thread finds
+//! by looking: the thread that cancels or finds it rings. If the alarm is a descriptor, it is
+//! readable only until one thread has handled what has come, so that thread wakes the other
+//! sleepers.
+//!
+//! Locks are taken in this order: the list of a family's members, then one engine.
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
@@ -23,21 +27,22 @@ use crate::wait::{Alarm, Background, Clock, DriverLock, Patience, SpinTime, Step
 use std::task::Waker;
 use std::time::Duration;
 
-/// Longest sleep of the progress thread while something is under way; wake-ups cut it short.
+/// The longest sleep of the progress thread while an operation is under way. A wake-up ends it
+/// early.
 const PROGRESS_SLEEP: Duration = Duration::from_millis(50);
 
-/// How often a thread that attends to a communicator for good looks at control sockets, which costs
-/// system calls.
+/// How often a wait with a [`Manner`] looks at control sockets. Each look costs system calls.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How a thread waits that attends to a communicator for good.
+/// How a service waits on a communicator that nothing else drives, as a partial allreduce does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// For something that soon comes.
+    /// Spins and yields first, because something will come soon.
     Brief,
-    /// Asleep at once, where ranks share cores.
+    /// Sleeps at once if ranks share cores.
     Asleep,
-    /// Asleep, and signals may wait until something else comes: nobody waits for what they bring.
+    /// Sleeps as `Asleep` does, and signals do not end the sleep: nothing waits for what they
+    /// bring.
     Idle,
 }
 
@@ -45,33 +50,35 @@ pub(crate) enum Manner {
 pub(crate) struct Driving {
     lock: DriverLock<Inside>,
     pub clock: Clock,
-    /// `None` in a simulation, where nobody sleeps.
+    /// `None` in a simulation, where no thread sleeps.
     alarm: Option<Alarm>,
     pub spin: SpinTime,
     pub garbage: Arc<Garbage>,
-    /// Threads that sleep or are about to, counted with the engine locked; none that are idle, for
-    /// which signals may wait.
+    /// Threads that sleep or are about to sleep. A thread counts itself while it holds the engine's
+    /// lock. A thread that waits as [`Manner::Idle`] does not count, since signals need not wake
+    /// it.
     sleepers: AtomicU32,
-    /// What is to be woken when a task has ended.
+    /// The tasks that futures wait for, and the wakers to call when they have ended.
     watchers: Mutex<Vec<(TaskId, Waker)>>,
     family: Arc<Family>,
 }
 
-/// The communicators of one process that come from one another by split, duplicate and rebuild. A
-/// thread that waits on one of them also drives the others.
+/// The communicators of one process that were made from one another by split, duplicate and
+/// rebuild. A thread that waits on one of them also drives the others.
 ///
-/// Why: rank 0 starts an operation on A and waits on B, rank 1 waits on A first. Unless rank 0's
-/// wait on B also moves A, neither ends. A communicator that a thread of its own attends to for
-/// good is no member.
+/// Example: rank 0 starts an operation on A and waits on B, while rank 1 waits on A first. Unless
+/// rank 0's wait on B also advances A, neither wait ends.
+///
+/// A communicator that a service drives with a thread of its own is not a member.
 #[derive(Default)]
 pub(crate) struct Family {
-    /// Members alive. All that a wait looks at as long as there is one.
+    /// The number of members. A wait on the only member reads nothing else of the family.
     members_count: AtomicU32,
     members: Mutex<Vec<Weak<Driving>>>,
 }
 
 impl Family {
-    /// Takes a member in.
+    /// Adds a member.
     pub fn join(&self, member: &Arc<Driving>) {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         members.retain(|known| known.strong_count() > 0);
@@ -80,7 +87,7 @@ impl Family {
             .store(members.len() as u32, Ordering::Relaxed);
     }
 
-    /// A member leaves; nothing happens if it is none.
+    /// Removes a member, if it is one.
     pub fn leave(&self, member: &Arc<Driving>) {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         members.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(member)));
@@ -89,15 +96,16 @@ impl Family {
             .store(members.len() as u32, Ordering::Relaxed);
     }
 
-    /// Whether a member has others to care for.
+    /// Whether a member has others to drive.
     #[inline]
     fn has_others(&self) -> bool {
         self.members_count.load(Ordering::Relaxed) > 1
     }
 
-    /// Drives every member but `own` that no other thread drives now; whether anything moved.
+    /// Drives every member but `own` that no other thread drives now. Returns whether anything
+    /// moved.
     pub fn drive(&self, own: Option<&Driving>) -> bool {
-        // The thread that has the list drives all of them.
+        // If another thread holds the list, that thread drives all members.
         let members = match self.members.try_lock() {
             Ok(members) => members,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
@@ -142,22 +150,22 @@ impl Driving {
         }
     }
 
-    /// The engine. A panic elsewhere has failed that caller's operation, not the engine's
-    /// bookkeeping.
+    /// Locks the engine. The lock survives a panic of another thread: that panic has failed the
+    /// operation of its caller, but left the engine consistent.
     #[inline]
     pub fn engine(&self) -> MutexGuard<'_, Inside> {
         self.lock.lock()
     }
 
-    /// Starts what `submit` submits, and ends the rest of the progress thread.
+    /// Runs `submit`, which submits a task, and then wakes the progress thread if it rests.
     pub fn start(&self, submit: impl FnOnce(&mut Inside) -> Result<TaskId>) -> Result<TaskId> {
         let task = submit(&mut self.engine())?;
         self.lock.end_rest();
         Ok(task)
     }
 
-    /// The result of a task; while there is none, `waker` is woken when there is, if a progress
-    /// thread runs.
+    /// The result of a task, if it has ended. If not, the progress thread, where there is one,
+    /// wakes `waker` when it ends.
     pub fn watch(&self, task: TaskId, waker: &Waker) -> Option<Result<()>> {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|(watched, _)| *watched != task);
@@ -170,7 +178,7 @@ impl Driving {
         result
     }
 
-    /// Wakes those whose task has ended.
+    /// Wakes the watchers whose task has ended.
     fn wake_watchers(&self) {
         let mut ended = Vec::new();
         {
@@ -187,20 +195,20 @@ impl Driving {
                 }
             }
         }
-        // Without a lock: it runs code of the caller.
+        // Holds no lock, because a waker runs code of the caller.
         ended.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends registrations whose memory nobody uses any more.
+    /// Deregisters the regions whose memory nothing uses any more.
     pub fn collect_garbage(&self, engine: &mut Engine) {
         for key in self.garbage.take() {
-            // Each key was registered once and is given back once; the transport may be gone
+            // Ignores errors: each key is deregistered only once, and the transport may be gone
             // already.
             let _ = engine.deregister(key);
         }
     }
 
-    /// Drives once, and lets `then` look at the engine before another thread does.
+    /// Drives once, and calls `then` with the engine before another thread can take the lock.
     pub fn drive_then<T>(&self, then: impl FnOnce(&mut Engine) -> T) -> T {
         let mut engine = self.engine();
         let now = self.clock.now();
@@ -211,7 +219,7 @@ impl Driving {
         result
     }
 
-    /// Drives once and looks.
+    /// Drives once; returns the result of the task if it has ended.
     pub fn test(&self, task: TaskId) -> Option<Result<()>> {
         let mut engine = self.engine();
         let now = self.clock.now();
@@ -229,14 +237,14 @@ impl Driving {
         result
     }
 
-    /// Waits for a task, at most `limit`; `None`: it still runs. The outer error: nobody can wait
-    /// here.
+    /// Waits for a task, at most for `limit`. `None`: the task has not ended. The outer error: a
+    /// simulated rank cannot wait.
     pub fn wait(&self, task: TaskId, limit: Option<Duration>) -> Result<Option<Result<()>>> {
         self.wait_unless(task, limit, || false)
     }
 
-    /// As [`Driving::wait`], and `None` as soon as `is_given_up`. A thread that makes that true
-    /// rings afterwards.
+    /// As [`Driving::wait`], but also returns `None` as soon as `is_given_up`. A thread that makes
+    /// `is_given_up` true calls [`Driving::ring`] afterwards.
     pub fn wait_unless(
         &self,
         task: TaskId,
@@ -244,7 +252,8 @@ impl Driving {
         is_given_up: impl Fn() -> bool,
     ) -> Result<Option<Result<()>>> {
         {
-            // Most small operations need only a few polls: no clock, no counters.
+            // Most small operations end within a few polls, so this reads the clock only once and
+            // does not yet register as a caller.
             let mut engine = self.engine();
             let now = self.clock.now();
             let mut moved = false;
@@ -279,8 +288,9 @@ impl Driving {
         self.wait_until((limit, None), is_given_up, take, has_come)
     }
 
-    /// Drives, at most for `limit`, until the engine has news, or `is_given_up`, as the one thread
-    /// that drives it while no other does. A thread that makes that true rings afterwards.
+    /// Drives until `has_news` or `is_given_up`, at most for `limit`. For a service whose
+    /// communicator nothing else drives. A thread that makes `is_given_up` true calls
+    /// [`Driving::ring`] afterwards.
     pub fn attend(
         &self,
         (limit, manner): (Duration, Manner),
@@ -291,8 +301,8 @@ impl Driving {
         self.wait_until((Some(limit), Some(manner)), is_given_up, take, &has_news);
     }
 
-    /// Waits for what `take` gives; `has_come` says whether it would, where nothing can be taken.
-    /// With a manner, looks at control sockets only every [`LOOK_EVERY`].
+    /// Waits until `take` returns something. `has_come` says whether `take` would, without taking
+    /// it. With a manner, this looks at control sockets only every [`LOOK_EVERY`].
     fn wait_until<T>(
         &self,
         (limit, manner): (Option<Duration>, Option<Manner>),
@@ -348,9 +358,9 @@ impl Driving {
         }
     }
 
-    /// Sleeps until something may have arrived here or for another member of the family, unless
-    /// `is_over`. Without a manner it looks at control sockets before; with [`Manner::Idle`],
-    /// signals may wait.
+    /// Sleeps until something may have arrived here or for another member of the family, at most
+    /// for `time`; does not sleep if `is_over`. Without a manner it looks at the control sockets
+    /// first. With [`Manner::Idle`], signals do not end the sleep.
     fn sleep(&self, time: Duration, manner: Option<Manner>, is_over: impl Fn(&Engine) -> bool) {
         let Some(alarm) = &self.alarm else {
             return;
@@ -358,7 +368,7 @@ impl Driving {
         let is_idle = manner == Some(Manner::Idle);
         let due = self.engine().next_timeout();
         let time = due.map_or(time, |due| time.min(due.since(self.clock.now())));
-        // Held until the end, so that no bell is unmapped meanwhile.
+        // These shares live until the sleep has ended, so that no bell is unmapped meanwhile.
         let others = match self.family.has_others() {
             true => self.family.others(self),
             false => Vec::new(),
@@ -366,7 +376,7 @@ impl Driving {
         let has_news = || {
             let now = self.clock.now();
             let mut engine = self.engine();
-            // Relaxed: the lock orders it.
+            // Relaxed: the engine's lock orders the counter.
             let is_alone = match is_idle {
                 true => self.sleepers.load(Ordering::Relaxed) == 0,
                 false => self.sleepers.fetch_add(1, Ordering::Relaxed) == 0,
@@ -400,17 +410,17 @@ impl Driving {
             }
         }
         if !is_idle {
-            // Relaxed: a rank that still counts this thread is woken by more than it needs.
+            // Relaxed: another thread that still counts this one is woken by more signals than it
+            // needs.
             self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// The family.
     pub fn family(&self) -> &Arc<Family> {
         &self.family
     }
 
-    /// Drives once for a wait on another communicator; whether anything moved.
+    /// Drives once for a thread that waits on another communicator. Returns whether anything moved.
     fn drive_for_other(&self, mut engine: MutexGuard<'_, Inside>) -> bool {
         let now = self.clock.now();
         let moved = engine.drive(now);
@@ -421,14 +431,16 @@ impl Driving {
         moved
     }
 
-    /// Wakes every thread of this rank that sleeps.
+    /// Wakes every sleeping thread of this rank.
     pub fn ring(&self) {
         if let Some(alarm) = &self.alarm {
             alarm.wake();
         }
     }
 
-    /// The caller, which does not sleep, has driven.
+    /// The caller, which is not counted as a sleeper, has driven. Wakes all sleepers if the
+    /// communicator has failed; if something has `moved`, those that the arrival itself may not
+    /// have woken.
     #[inline]
     fn tell_sleepers(&self, moved: bool, has_failed: bool) {
         match (&self.alarm, has_failed) {
@@ -438,7 +450,7 @@ impl Driving {
         }
     }
 
-    /// Cancels a task, which fails all others too.
+    /// Cancels a task, which fails the communicator on all ranks.
     pub fn cancel(&self, task: TaskId) -> Result<()> {
         let result = self.engine().cancel(task);
         self.ring();
@@ -446,8 +458,8 @@ impl Driving {
     }
 }
 
-/// The progress thread: it drives while no caller waits, and rests while nothing is under way, so
-/// that peers that signal wake it for nothing.
+/// The progress thread. It drives while no caller waits. It rests while nothing is under way, so
+/// that signals of peers do not wake it.
 impl Background for Driving {
     fn run(&self) {
         let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));
@@ -457,7 +469,8 @@ impl Background for Driving {
             if !self.lock.has_callers() {
                 let mut engine = self.engine();
                 moved = engine.drive(now);
-                // One operation may move all the time while another waits for a peer that is gone.
+                // Looks even though something has moved: another operation may wait for a peer that
+                // is gone.
                 let has_failed = moved && look_if_due(&mut engine, now);
                 drop(engine);
                 self.tell_sleepers(moved, has_failed);
@@ -485,14 +498,15 @@ impl Background for Driving {
     }
 }
 
-/// The slow part of driving; whether it failed the communicator, which ends every wait.
+/// The slow part of driving. Returns whether it found that the communicator has failed, which ends
+/// every wait.
 fn look(engine: &mut Engine, now: Time) -> bool {
     let had_failed = engine.failure().is_some();
     engine.drive_slow(now);
     engine.failure().is_some() != had_failed
 }
 
-/// The slow part of driving, if it is due; whether it failed the communicator.
+/// [`look`], if it is due.
 fn look_if_due(engine: &mut Engine, now: Time) -> bool {
     let had_failed = engine.failure().is_some();
     engine.drive_slow_if_due(now);

@@ -1,5 +1,5 @@
-//! Who moves the operations of a communicator while the application computes: see
-//! [`Config::progress`].
+//! The progress thread, which advances the operations of a communicator while the application
+//! computes: see [`Config::progress`].
 //!
 //! [`Config::progress`]: crate::Config::progress
 
@@ -11,12 +11,12 @@ use crate::wait::BackgroundThread;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The progress thread of a communicator, and whether it is to have one.
+/// The progress thread of a communicator, and whether the communicator gets one.
 pub(super) struct ProgressThread {
     setting: Progress,
-    /// The host has more cores than ranks.
+    /// Whether the host has more cores than ranks.
     has_cores: bool,
-    /// Nothing is left to decide at the start of an operation.
+    /// Whether an operation has been started before: then it is decided whether a thread runs.
     is_settled: AtomicBool,
     thread: Mutex<Option<BackgroundThread<Driving>>>,
 }
@@ -31,11 +31,11 @@ impl ProgressThread {
         }
     }
 
-    /// An operation is started: begins the thread if the setting says so. `Ok(false)`: calls will
-    /// make its progress, which was not known.
+    /// An operation is being started: starts the thread if the setting asks for it. `Ok(false)`:
+    /// the calls of the application make progress, and this operation is the first to find that.
     #[inline]
     pub fn settle(&self, driving: &Arc<Driving>) -> Result<bool> {
-        // Relaxed: a thread that misses it takes the lock.
+        // Relaxed: a thread that reads the old value decides again, with the same result.
         match self.is_settled.load(Ordering::Relaxed) {
             true => Ok(true),
             false => self.settle_first(driving),
@@ -56,7 +56,7 @@ impl ProgressThread {
         Ok(wants_thread || !is_first)
     }
 
-    /// Begins the thread, if there is none.
+    /// Starts the thread, if there is none.
     pub fn begin(&self, driving: &Arc<Driving>) -> Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
@@ -72,7 +72,7 @@ impl ProgressThread {
         self.has_cores
     }
 
-    /// Whether a future may begin it.
+    /// What the settings say. With [`Progress::Inline`] no thread may run.
     pub fn setting(&self) -> Progress {
         self.setting
     }
