@@ -48,7 +48,7 @@ impl Fusion {
     /// The fusion buffer works on a duplicate of `comm` ([`Communicator::duplicate`]). So the
     /// caller may run operations on `comm` at any time, also during a step, and several fusion
     /// buffers may work at the same time. The announced buffers may be allocated from `comm` or
-    /// from any other communicator of the process. If the duplicate fails, `comm` is still good,
+    /// from a communicator that was made from it. If the duplicate fails, `comm` is still good,
     /// unless a rank has died.
     ///
     /// The fusion buffer's thread drives the duplicate while an operation is under way, and sleeps
