@@ -287,8 +287,8 @@ impl Background for PartialDriving {
         }
     }
 
-    /// If a round needs this rank, the partial allreduce is aborted on all ranks, so that none waits
-    /// for this one. With `survive` the others notice that this rank leaves, and go on.
+    /// If a round needs this rank, the partial allreduce is aborted on all ranks, so that no peer
+    /// waits for this one. With `survive` the others notice that this rank leaves, and go on.
     fn stop(&self) {
         let state = self.lock.lock();
         let machine = &state.rounds.machine;
