@@ -227,8 +227,8 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// Ends a step that does not count on any rank, because a value is not finite. Nothing of it
-    /// changes any unit, nor do its earlier units.
+    /// Ends a step that does not count on any rank, because a value is not finite. All units of the
+    /// step stay as they were before it, also those that have an outcome already.
     pub(super) fn end_void(&mut self, pending: &mut Pending, not_finite: u64) -> Result<()> {
         for (unit, before) in self.units.iter_mut().zip(pending.selections.drain(..)) {
             unit.selection = before;
