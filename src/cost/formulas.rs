@@ -161,8 +161,8 @@ pub fn window_all_reduce(s: &Shape) -> Work {
 }
 
 /// Every rank copies in the blocks that the others reduce, reduces its own block of all vectors,
-/// and copies out the blocks of the others: two meetings. The reduction counts with two results
-/// only, although it has more, because the lines of the others have just been read.
+/// and copies out the blocks of the others: two meetings. The reduction has p results, but counts
+/// with two of them: the others are lines that it has just read.
 pub fn window_split(s: &Shape) -> Work {
     let others = s.bytes * s.others();
     Work::of(s)
@@ -296,8 +296,8 @@ pub fn direct_all_to_all(s: &Shape) -> Work {
     work
 }
 
-/// n bytes move between the root and each of the others: one meeting, because a rank that waits for
-/// the root's end needs no other rank.
+/// n bytes move between the root and each of the others: one meeting, since at the end only the
+/// root waits for the others.
 pub fn direct_root(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 1.0)
