@@ -1,4 +1,4 @@
-//! [`Communicator::adopt`]: memory that the caller keeps, as a buffer.
+//! [`Communicator::adopt`]: a [`Buffer`] of memory that the caller owns.
 #![allow(unsafe_code)]
 
 use super::Communicator;
@@ -8,16 +8,18 @@ use crate::error::{Error, Result};
 use crate::memory::{Element, View};
 
 impl Communicator {
-    /// Memory that the caller keeps, named by its address, as a [`Buffer`]: for C, Python and
-    /// trainers that allocate by themselves. Where it lies inside a buffer that this communicator
-    /// has allocated, or one that either was made from the other, it is that part of it, is
-    /// registered and shares its borrows; else operations stage it.
+    /// Makes a [`Buffer`] of `count` elements at `address`, in memory that the caller owns. It
+    /// serves C, Python, and trainers that allocate by themselves.
+    ///
+    /// If the memory lies inside a registered buffer of this communicator, or of one that it was
+    /// made from or that was made from it, the result is that part of the buffer: it is registered
+    /// and shares the buffer's borrows. Otherwise operations stage the memory.
     ///
     /// # Safety
-    /// Until the last clone and range of the buffer is dropped, and the last operation on them has
-    /// ended, with or without success, the caller keeps `count` elements at `address` mapped,
-    /// readable and writable; and whenever an operation or a slice uses them, no reference to them
-    /// exists that the slice or the operation may not meet (as for
+    /// The caller keeps `count` elements at `address` mapped, readable and writable, until the last
+    /// clone and the last range of the buffer are dropped and the last operation on them has ended,
+    /// with or without success. While an operation or a slice uses the elements, no reference to
+    /// them exists that would conflict with that use (the rules of
     /// [`std::slice::from_raw_parts_mut`]).
     ///
     /// # Errors
@@ -33,8 +35,8 @@ impl Communicator {
                 T::DTYPE
             )));
         };
-        // SAFETY: the caller keeps the range mapped as long as `View::new` asks for, and its
-        // references apart.
+        // SAFETY: our caller promises what `View::new` asks for: it keeps the range mapped and
+        // holds no conflicting references.
         let view = unsafe { View::new(address.cast(), bytes) };
         let raw = RawBuffer::at(view, &self.inner.ranges);
         Ok(Buffer::of(raw))

@@ -1,5 +1,5 @@
-//! The third step of a call: its memory is borrowed and kept for as long as the engine uses it, and
-//! the schedule's slots are filled.
+//! The third step of a call: it borrows the call's memory, keeps it for as long as the engine uses
+//! it, and fills the slots of the schedule.
 
 use super::call::Call;
 use super::check::{Checked, Uses};
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 /// The borrows of a call's input and output.
 pub(super) type HeldBoth<'a> = [Option<Held<'a>>; 2];
 
-/// What the engine is told of a call.
+/// The call's arguments for the engine.
 pub(super) fn arguments(call: &Call<'_>, checked: &Checked) -> Arguments {
     Arguments {
         collective: call.collective,
@@ -32,7 +32,7 @@ pub(super) fn arguments(call: &Call<'_>, checked: &Checked) -> Arguments {
     }
 }
 
-/// Lengths and offsets that the schedule of a call leaves open.
+/// The lengths and offsets that the call's schedule leaves open.
 pub(super) fn slots(call: &Call<'_>) -> Cow<'static, [u64]> {
     match call.collective {
         Collective::AllGatherV => collective::all_gather_v_slots(call.receive_counts).into(),
@@ -49,8 +49,8 @@ pub(super) fn slots(call: &Call<'_>) -> Cow<'static, [u64]> {
     }
 }
 
-/// A call with its schedule and a share of everything that must outlive it. Its input and output
-/// are borrowed already.
+/// The call with its schedule, and with a share of everything that must live until the engine is
+/// done with it. The caller has borrowed input and output already.
 pub(super) fn bind(
     call: &Call<'_>,
     plan: Plan,
@@ -85,7 +85,7 @@ fn keep_transfers(call: &Call<'_>) -> Result<Vec<Kept>> {
         match borrow_one(call, Some(buffer), Some(&all)) {
             Ok(held) => kept.extend(buffer.keep(held)),
             Err(error) => {
-                // Nothing has been started: the buffers before this one are as they were.
+                // Nothing has been started, so the borrows taken above simply end.
                 kept.into_iter().for_each(Kept::end);
                 return Err(error);
             }
@@ -94,7 +94,7 @@ fn keep_transfers(call: &Call<'_>) -> Result<Vec<Kept>> {
     Ok(kept)
 }
 
-/// Borrows what a call uses of its input and output, if borrowing is its task.
+/// Borrows the bytes of input and output that the call uses, if [`Call::borrows`] says so.
 #[inline]
 pub(super) fn borrow<'a>(call: &Call<'a>, uses: &Uses) -> Result<HeldBoth<'a>> {
     let input = borrow_one(call, call.input, uses[0].as_ref())?;
@@ -102,11 +102,12 @@ pub(super) fn borrow<'a>(call: &Call<'a>, uses: &Uses) -> Result<HeldBoth<'a>> {
     Ok([input, output])
 }
 
-/// The call has failed at once, for this reason, while peers may still reach its memory.
+/// Marks the borrows of a call that has failed for `reason` without becoming a task: peers may
+/// still reach its memory.
 #[cold]
 pub(super) fn fail(call: &Call<'_>, held: HeldBoth<'_>, reason: &Error) {
     for (buffer, held) in [call.input, call.output].into_iter().zip(held) {
-        // In place the one borrow is for both.
+        // A call in place has one borrow for both.
         if let Some(held) = held.filter(|_| buffer.is_some_and(RawBuffer::is_registered)) {
             held.fail(reason);
         }

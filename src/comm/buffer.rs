@@ -1,4 +1,4 @@
-//! [`Buffer`]: typed memory that operations can use, with shared ownership.
+//! [`Buffer`]: typed memory for operations, with shared ownership.
 
 use super::raw::RawBuffer;
 use crate::error::{Error, Result};
@@ -8,19 +8,21 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
-/// `len` elements of memory that operations can use: registered
-/// ([`Communicator::alloc`](super::Communicator::alloc), used where it lies) or not
-/// ([`Buffer::from_vec`], staged). Zeroed when allocated.
+/// `len` elements of memory for operations. [`Communicator::alloc`](super::Communicator::alloc)
+/// makes a registered buffer, zeroed, which operations use where it lies. [`Buffer::from_vec`]
+/// makes one that is not registered, which operations stage.
 ///
-/// Clones and ranges share the elements, which live until the last clone and the last operation on
-/// them are gone. An operation that is started borrows what it uses until it has ended, elements
-/// that it reads for reading, others exclusively; slices and copies do the same while they live.
-/// What meets another use is an [`Error::InUse`] that names it. So different ranges of one buffer
-/// can be used at the same time, by several threads and operations.
+/// Clones and ranges share the elements. The elements live until the last clone and the last
+/// operation on them are gone.
 ///
-/// After an operation has failed, a peer that is only stopped may still write its registered
-/// memory. Those elements can be copied in and out ([`Buffer::read`], [`Buffer::write`]), but not
-/// be a slice or used by another operation.
+/// An operation borrows the elements that it uses from its start until it has ended: those that it
+/// only reads are shared, the others are exclusive. Slices and copies do the same while they live.
+/// A use that conflicts with another one returns an [`Error::InUse`] that names the other. So
+/// several threads and operations can use different ranges of one buffer at the same time.
+///
+/// After an operation has failed, a peer may still write its registered memory: that peer may be
+/// only stopped, and go on later. Such elements can be copied in and out ([`Buffer::read`],
+/// [`Buffer::write`]), but no slice and no other operation can use them.
 ///
 /// ```
 /// use linerate::{Communicator, Config, ReduceOp};
@@ -58,7 +60,7 @@ impl<T: Element> fmt::Debug for Buffer<T> {
 }
 
 impl<T: Element> Buffer<T> {
-    /// A buffer of memory whose length is whole elements.
+    /// A buffer of all of this memory, whose length is a whole number of elements.
     pub(super) fn of(raw: RawBuffer) -> Self {
         debug_assert!(raw.len_bytes().is_multiple_of(size_of::<T>()));
         Buffer {
@@ -67,7 +69,8 @@ impl<T: Element> Buffer<T> {
         }
     }
 
-    /// The memory of a `Vec`, where it lies. It is not registered: operations stage it.
+    /// Takes the memory of a `Vec` without copying it. The buffer is not registered: operations
+    /// stage it.
     pub fn from_vec(elements: Vec<T>) -> Self {
         Buffer::of(RawBuffer::of_region(Region::of_vec(elements)))
     }
@@ -87,8 +90,8 @@ impl<T: Element> Buffer<T> {
         self.raw.is_registered()
     }
 
-    /// These elements, shared with this buffer. Panics if they are not inside, as a range of a
-    /// slice does.
+    /// The elements of this range, shared with this buffer. Panics if the range is not inside the
+    /// buffer, as slicing a slice does.
     pub fn range(&self, range: impl RangeBounds<usize>) -> Self {
         let start = match range.start_bound() {
             Bound::Included(&start) => start,
@@ -109,11 +112,11 @@ impl<T: Element> Buffer<T> {
         Buffer::of(self.raw.part(start * size, (end - start) * size))
     }
 
-    /// This buffer's bytes as elements of another type.
+    /// This buffer's bytes, seen as elements of type `U`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the length is no whole number of them, or they would not be
-    /// aligned.
+    /// [`Error::InvalidArgument`]: the length is not a whole number of elements of `U`, or they
+    /// would not be aligned.
     pub fn cast<U: Element>(&self) -> Result<Buffer<U>> {
         let (bytes, address) = (self.raw.len_bytes(), self.raw.view().as_ptr().addr());
         let is_aligned = bytes == 0 || address.is_multiple_of(align_of::<U>());
@@ -128,31 +131,34 @@ impl<T: Element> Buffer<T> {
         Ok(Buffer::of(self.raw.clone()))
     }
 
-    /// Its elements, to read.
+    /// A slice of its elements, to read.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something writes some of them, or a peer may; [`Error::InvalidArgument`]:
-    /// it belongs to a size-only simulation; [`Error::Forked`].
+    /// [`Error::InUse`]: a slice or an operation writes some of the elements, or a peer may still
+    /// write them; [`Error::InvalidArgument`]: the buffer belongs to a size-only simulation;
+    /// [`Error::Forked`].
     pub fn as_slice(&self) -> Result<BufferRef<'_, T>> {
         let (borrows, place) = self.raw.borrows()?;
         BufferRef::new(self.raw.view(), borrows, place)
     }
 
-    /// Its elements, to read and write. Other handles of the same elements get no slice meanwhile.
+    /// A slice of its elements, to read and write. While it lives, no other slice of these elements
+    /// can be made.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something uses some of them, or a peer may write them;
-    /// [`Error::InvalidArgument`]: it belongs to a size-only simulation; [`Error::Forked`].
+    /// [`Error::InUse`]: a slice or an operation uses some of the elements, or a peer may still
+    /// write them; [`Error::InvalidArgument`]: the buffer belongs to a size-only simulation;
+    /// [`Error::Forked`].
     pub fn as_mut_slice(&self) -> Result<BufferMut<'_, T>> {
         let (borrows, place) = self.raw.borrows()?;
         BufferMut::new(self.raw.view(), borrows, place)
     }
 
-    /// Copies elements to `target`, from element `index` on. Panics if there are not as many.
-    /// Elements of a size-only simulation are zeros.
+    /// Copies `target.len()` elements, from element `index` on, to `target`. Panics if the buffer
+    /// has fewer. Elements of a size-only simulation read as zeros.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something writes some of them; [`Error::Forked`].
+    /// [`Error::InUse`]: a slice or an operation writes some of the elements; [`Error::Forked`].
     pub fn read(&self, index: usize, target: &mut [T]) -> Result<()> {
         let part = self.range(index..index + target.len());
         let (borrows, place) = part.raw.borrows()?;
@@ -168,8 +174,8 @@ impl<T: Element> Buffer<T> {
     /// Copies `source` to the elements from element `index` on. Panics if they do not fit.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something uses some of them, or other ranks may still read them, because
-    /// an operation could not end after a rank had left; [`Error::Forked`].
+    /// [`Error::InUse`]: a slice or an operation uses some of the elements, or other ranks may
+    /// still read them because an operation could not end after a rank had left; [`Error::Forked`].
     pub fn write(&self, index: usize, source: &[T]) -> Result<()> {
         let part = self.range(index..index + source.len());
         let (borrows, place) = part.raw.borrows()?;
@@ -182,14 +188,14 @@ impl<T: Element> Buffer<T> {
         Ok(())
     }
 
-    /// All elements, copied. Errors: as [`Buffer::read`].
+    /// A copy of all elements. Errors: as [`Buffer::read`].
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let mut all = vec![T::zeroed(); self.len()];
         self.read(0, &mut all)?;
         Ok(all)
     }
 
-    /// The memory, for operations.
+    /// The memory without its type.
     #[inline]
     pub(super) fn raw(&self) -> &RawBuffer {
         &self.raw

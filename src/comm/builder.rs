@@ -1,5 +1,5 @@
-//! [`CollectiveBuilder`]: a collective whose type is known at run time, or that names its
-//! algorithm.
+//! [`CollectiveBuilder`]: a collective whose element type is known only at run time, or that names
+//! its algorithm.
 
 use super::buffer::Buffer;
 use super::call::Call;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-/// A collective with options: an element type that is a value, a named algorithm. See
+/// A collective with options: its element type is a value, and it may name an algorithm. Made by
 /// [`Communicator::collective`].
 #[derive(Clone, Debug)]
 #[must_use = "a collective does nothing until it is run or started"]
@@ -29,10 +29,10 @@ pub struct CollectiveBuilder<'a> {
 }
 
 impl Communicator {
-    /// A collective of `count` elements of `dtype` for each rank ([`Collective`] says what that is
-    /// of each), to be given its buffers and options and then run or started, also more than once.
-    /// The buffers have elements of that type, or bytes. Where the type is known, the methods by
-    /// name ([`Communicator::all_reduce`], ...) are shorter.
+    /// A collective of `count` elements of `dtype` ([`Collective`] says how many elements input and
+    /// output have then). Give it buffers and options, then run or start it, more than once if you
+    /// like. The buffers have elements of `dtype`, or bytes. Where the type is known at compile
+    /// time, the methods by name ([`Communicator::all_reduce`], ...) are shorter.
     ///
     /// ```
     /// use linerate::{Collective, Communicator, Config, DataType, ReduceOp};
@@ -78,44 +78,46 @@ impl CollectiveBuilder<'_> {
         self
     }
 
-    /// The input; the same as the output for in place. Elements beyond those that are needed stay
-    /// as they are.
+    /// The input. Give the same buffer as input and output to run in place. The collective uses the
+    /// first elements, as many as it needs.
     pub fn input<T: Element>(mut self, buffer: &Buffer<T>) -> Self {
         self.input = Some((buffer.raw().clone(), T::DTYPE));
         self
     }
 
-    /// The output. Elements beyond those that are needed stay as they are.
+    /// The output. The collective writes the first elements, as many as it needs; the others stay
+    /// as they are.
     pub fn output<T: Element>(mut self, buffer: &Buffer<T>) -> Self {
         self.output = Some((buffer.raw().clone(), T::DTYPE));
         self
     }
 
-    /// Elements to each rank, of an all-to-allv; they lie one after another in the input.
+    /// For an all-to-allv: how many elements this rank sends to each rank. They lie one after
+    /// another in the input.
     pub fn send_counts(mut self, counts: &[u64]) -> Self {
         self.send_counts = counts.to_vec();
         self
     }
 
-    /// Elements from each rank, of an all-gatherv or an all-to-allv; they lie one after another in
-    /// the output.
+    /// For an all-gatherv or an all-to-allv: how many elements this rank receives from each rank.
+    /// They lie one after another in the output.
     pub fn receive_counts(mut self, counts: &[u64]) -> Self {
         self.receive_counts = counts.to_vec();
         self
     }
 
-    /// The algorithm by name (`linerate explain` lists them) instead of the cost model's choice.
-    /// All ranks name the same.
+    /// Names the algorithm (`linerate explain` lists them); otherwise the cost model chooses. All
+    /// ranks must name the same one.
     pub fn algorithm(mut self, name: &str) -> Self {
         self.algorithm = Some(name.into());
         self
     }
 
-    /// Runs it and waits.
+    /// Runs it and waits for its end.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: arguments that do not fit; [`Error::InUse`]: a buffer that
-    /// something else uses; any failure of the communicator.
+    /// [`Error::InvalidArgument`]: the arguments do not fit; [`Error::InUse`]: something else uses
+    /// a buffer; any failure of the communicator.
     pub fn run(&self) -> Result<()> {
         self.communicator.run(&self.call()?)
     }
@@ -125,8 +127,9 @@ impl CollectiveBuilder<'_> {
         self.communicator.start_and_overlap(&self.call()?)
     }
 
-    /// What would run, if every rank's buffers are registered or not as these are, why, and what
-    /// the cost model says of everything that could run. Starts nothing.
+    /// What this collective would run and why, and what the cost model predicts for every algorithm
+    /// that could run. It assumes that the buffers of all ranks are registered if those given here
+    /// are, and not registered otherwise. Starts nothing.
     pub fn explain(&self) -> Result<Explanation> {
         self.communicator.explain(&self.call()?)
     }

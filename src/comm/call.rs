@@ -3,14 +3,15 @@
 use super::raw::RawBuffer;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-/// Arguments of one operation. Layouts are NCCL's; see [`Collective`] for what `count` means.
-/// Whether it is in place follows from where the buffers are; all-to-allv never is, and its buffers
-/// lie apart.
+/// Arguments of one operation. Layouts are those of NCCL; [`Collective`] says what `count` means.
+/// The addresses of the buffers tell whether the operation is in place. An all-to-allv has no
+/// in-place form: its input and output must not overlap.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// Which.
+    /// The collective.
     pub collective: Collective,
-    /// Elements per rank (the v-collectives use `send_counts` and `receive_counts`).
+    /// Elements per rank. An all-gatherv and an all-to-allv use `receive_counts` and `send_counts`
+    /// instead.
     pub count: u64,
     /// Element type.
     pub dtype: DataType,
@@ -18,28 +19,29 @@ pub struct Call<'a> {
     pub op: ReduceOp,
     /// Root, of rooted collectives.
     pub root: Rank,
-    /// Input; `None` where this rank has none.
+    /// Input; `None` if this rank has none.
     pub input: Option<&'a RawBuffer>,
-    /// Output; `None` where this rank has none.
+    /// Output; `None` if this rank has none.
     pub output: Option<&'a RawBuffer>,
-    /// Elements to each rank (`AllToAllV`); lie one after another in the input, which does not
-    /// overlap the output.
+    /// How many elements this rank sends to each rank (`AllToAllV`). They lie one after another in
+    /// the input.
     pub send_counts: &'a [u64],
-    /// Elements from each rank (`AllToAllV`, `AllGatherV`: the same on all ranks); lie one after
-    /// another in the output.
+    /// How many elements this rank receives from each rank (`AllToAllV`, and `AllGatherV`, where
+    /// the counts are equal on all ranks). They lie one after another in the output.
     pub receive_counts: &'a [u64],
-    /// Sends and receives of `SendRecv`.
+    /// The sends and receives of a `SendRecv`.
     pub transfers: &'a [Transfer],
-    /// Algorithm by name instead of the cost model's choice; all ranks must name the same.
+    /// Name of the algorithm, the same on all ranks; `None`: the cost model chooses.
     pub algorithm: Option<&'a str>,
-    /// It borrows its memory; else its maker has done so, or holds memory that users cannot name.
+    /// Whether starting the call borrows its memory. If not, the caller has borrowed it already, or
+    /// it is memory that users cannot name.
     pub borrows: bool,
 }
 
-/// A call with buffers of its own.
+/// A call that owns its buffers.
 #[derive(Clone, Debug)]
 pub struct OwnedCall {
-    /// Without its buffers.
+    /// The arguments without the buffers.
     pub call: Call<'static>,
     /// Input.
     pub input: RawBuffer,
@@ -48,7 +50,7 @@ pub struct OwnedCall {
 }
 
 impl OwnedCall {
-    /// The call, on its buffers.
+    /// The call with its buffers.
     pub fn get(&self) -> Call<'_> {
         self.call.with(&self.input, &self.output)
     }
@@ -57,16 +59,16 @@ impl OwnedCall {
 /// One send or receive of a group.
 #[derive(Clone, Debug)]
 pub struct Transfer {
-    /// The other side.
+    /// The rank at the other end.
     pub peer: Rank,
     /// Whether this rank sends.
     pub is_send: bool,
-    /// What, or where to. Its length is the message's.
+    /// The memory to send or to receive into. Its length is the message's length.
     pub buffer: RawBuffer,
 }
 
 impl<'a> Call<'a> {
-    /// A call with everything absent but the collective.
+    /// A call of this collective with defaults for everything else.
     pub fn new(collective: Collective, dtype: DataType, count: u64) -> Call<'a> {
         Call {
             collective,
@@ -89,8 +91,8 @@ impl<'a> Call<'a> {
         Call::new(Collective::Barrier, DataType::U8, 0)
     }
 
-    /// Allreduce of `count` elements; the same buffer twice for in place. Sums of floats may
-    /// overflow, those of averages too: see [`ReduceOp`].
+    /// An allreduce of `count` elements. Give one buffer twice to reduce in place. Sums of floats
+    /// may overflow, and so may averages: see [`ReduceOp`].
     pub fn all_reduce(
         dtype: DataType,
         op: ReduceOp,
@@ -105,8 +107,8 @@ impl<'a> Call<'a> {
         .with(input, output)
     }
 
-    /// A group of sends and receives that proceed together, so that no order of them can deadlock.
-    /// The n-th send to a rank meets that rank's n-th receive from this one.
+    /// A group of sends and receives that proceed together: they cannot deadlock, in whatever order
+    /// they are given. The n-th send to a rank meets that rank's n-th receive from this one.
     pub fn send_recv(dtype: DataType, transfers: &'a [Transfer]) -> Call<'a> {
         Call {
             transfers,
@@ -114,7 +116,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// This call on these buffers.
+    /// This call with these buffers as input and output.
     pub fn with<'b>(self, input: &'b RawBuffer, output: &'b RawBuffer) -> Call<'b>
     where
         'a: 'b,

@@ -1,4 +1,5 @@
-//! The first step of a call: [`check`] compares every length and finds out what is in place.
+//! The first step of a call: [`check`] compares its lengths with its buffers and finds whether it
+//! is in place.
 
 use super::call::{Call, Transfer};
 use super::raw::{RawBuffer, Use};
@@ -9,17 +10,18 @@ use crate::types::{Collective, Rank};
 /// The bytes of input and output that a call uses.
 pub(super) type Uses = [Option<Use>; 2];
 
-/// What is found out about the memory of a call that is right.
+/// What [`check`] finds out about the memory of a valid call.
 pub(super) struct Checked {
-    /// The parts of input and output that the call uses, which are empty where it has none.
+    /// The parts of input and output that the call uses; empty if this rank has none.
     pub input: View,
     pub output: View,
-    /// Whether input and output are the same memory, as the collective defines it.
+    /// Whether input and output are the same memory, as the in-place form of the collective defines
+    /// it.
     pub in_place: bool,
     pub uses: Uses,
 }
 
-/// Checks the arguments of a call of `rank`, one of `ranks`.
+/// Checks the arguments of a call on rank `rank` of `ranks` ranks.
 pub(super) fn check(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<Checked> {
     check_arguments(call, ranks)?;
     if call.collective == Collective::SendRecv {
@@ -51,8 +53,7 @@ fn check_transfers(call: &Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What a rank sends to itself is copied from one buffer to the other, so their lengths must be
-/// equal.
+/// What a rank sends to itself is copied from one buffer to another, so both must have one length.
 fn check_own_transfers(call: &Call<'_>, rank: Rank) -> Result<()> {
     let own = |is_send| {
         let of_kind = move |t: &&Transfer| t.peer == rank && t.is_send == is_send;
@@ -69,7 +70,7 @@ fn check_own_transfers(call: &Call<'_>, rank: Rank) -> Result<()> {
     Ok(())
 }
 
-/// What a call uses. In place it is one range, which is written.
+/// The bytes that a call uses, each with its access. A call in place uses one range, exclusively.
 fn uses_of(call: &Call<'_>, lengths: &Lengths, is_in_place: bool) -> Uses {
     let size = call.dtype.size_bytes();
     let used = |buffer: Option<&RawBuffer>, elements: u64, access| {
@@ -109,11 +110,11 @@ fn check_arguments(call: &Call<'_>, ranks: u32) -> Result<()> {
     Ok(())
 }
 
-/// Elements that a call reads and writes on this rank.
+/// How many elements a call reads and writes on this rank.
 struct Lengths {
     input: u64,
     output: u64,
-    /// Where this rank's part begins in the larger of the two, in elements.
+    /// Where this rank's block begins in the longer of input and output, in elements.
     own_part: u64,
 }
 
@@ -205,8 +206,8 @@ fn window_of(
     }))
 }
 
-/// Whether input and output are the same memory, as the collective defines it. Any other overlap is
-/// an error.
+/// Whether input and output are the same memory, as the in-place form of the collective defines it.
+/// Any other overlap is an error.
 fn find_in_place(call: &Call<'_>, rank: Rank, lengths: &Lengths) -> Result<bool> {
     let (Some(input), Some(output)) = (call.input, call.output) else {
         return Ok(call.collective == Collective::Broadcast
@@ -270,7 +271,7 @@ mod tests {
             assert!(error.contains("no in-place form"), "{error}");
             assert!(error.contains("give it an output of its own"), "{error}");
         }
-        // Beside each other they do not overlap.
+        // Ranges that lie beside each other do not overlap.
         part(4).unwrap();
         let output = comm.alloc(4).unwrap();
         comm.all_to_all_v(&buffer.range(..4), &[4], &output, &[4])

@@ -1,4 +1,5 @@
-//! Settings that are set in the struct are checked at every way in.
+//! Settings that a caller has written into [`Config`] itself are checked wherever a communicator or
+//! a transport is made.
 
 use super::{Communicator, Simulation};
 use crate::config::{Config, TcpSettings};

@@ -1,4 +1,4 @@
-//! Collectives that wait: each in place and out of place, on slices and on buffers.
+//! Blocking collectives: in place and out of place, on slices and on buffers.
 
 use super::Communicator;
 use super::call::{Call, Transfer};
@@ -8,17 +8,19 @@ use crate::memory::{Element, abort_on_unwind};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 /// Blocking collectives. All ranks call the same ones in the same order, with equal lengths,
-/// operators and roots.
+/// operators and roots. Where a buffer has one block for each rank, the blocks lie one after
+/// another in the order of the ranks, and are equally long unless the call names counts.
 ///
-/// A [`Buffer`](super::Buffer) that is registered is used where it lies; slices and other buffers
-/// are staged through registered chunks. A call returns, also with an error, only when nothing
+/// A registered [`Buffer`](super::Buffer) is used where it lies. Slices and other buffers are
+/// staged through registered chunks. When a call returns, with success or with an error, nothing
 /// reads or writes a slice any more.
 ///
-/// Errors of all: [`Error::InvalidArgument`]: lengths that do not fit, or an operator that the type
-/// does not have; [`Error::InUse`]: a buffer that something else uses (nothing has been started
-/// then); any failure of the communicator, after which outputs are undefined.
+/// All of them return these errors. [`Error::InvalidArgument`]: lengths that do not fit, or an
+/// operator that the type does not have. [`Error::InUse`]: something else uses a buffer; then
+/// nothing has been started. Any failure of the communicator: outputs are undefined then.
 impl Communicator {
-    /// Reduces `data` of all ranks to all of them, in place. As ncclAllReduce.
+    /// Reduces `data` of all ranks, element by element, and gives every rank the result in place,
+    /// like ncclAllReduce.
     ///
     /// ```
     /// use linerate::{Communicator, Config, ReduceOp};
@@ -34,7 +36,8 @@ impl Communicator {
         self.run_lent(of.on(data.raw(), data.raw())?)
     }
 
-    /// Reduces `input` of all ranks to `output` of all of them, which is as long. As ncclAllReduce.
+    /// Reduces `input` of all ranks and writes the result to `output` of every rank. Both are
+    /// equally long. Like ncclAllReduce.
     pub fn all_reduce_into<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -46,15 +49,14 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
-    /// Copies `data` of the root to `data` of all others. As ncclBroadcast, in place.
+    /// Copies `data` of the root to `data` of all other ranks, like ncclBroadcast in place.
     pub fn broadcast<T: Element>(&self, mut data: impl Output<T>, root: Rank) -> Result<()> {
         let data = data.lend();
         let of = self.shape::<T>(Collective::Broadcast).at(root);
         self.run_lent(of.on(data.raw(), data.raw())?)
     }
 
-    /// Copies `input` of the root to `output` of all ranks. `input` of other ranks is not looked
-    /// at.
+    /// Copies `input` of the root to `output` of all ranks. `input` of the other ranks is ignored.
     pub fn broadcast_into<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -66,8 +68,8 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
-    /// Reduces `data` of all ranks to `data` of the root; that of others stays as it is. As
-    /// ncclReduce, in place.
+    /// Reduces `data` of all ranks to `data` of the root, like ncclReduce in place. `data` of the
+    /// other ranks stays as it is.
     pub fn reduce<T: Element>(
         &self,
         mut data: impl Output<T>,
@@ -79,8 +81,8 @@ impl Communicator {
         self.run_lent(of.on(data.raw(), data.raw())?)
     }
 
-    /// Reduces `input` of all ranks to `output` of the root. `output` of other ranks is not looked
-    /// at: `&mut []` will do.
+    /// Reduces `input` of all ranks to `output` of the root. `output` of the other ranks is
+    /// ignored: give `&mut []`.
     pub fn reduce_into<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -93,8 +95,8 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
-    /// Reduces `input`, one block for each rank, of all ranks; `output` is this rank's block of the
-    /// result. As ncclReduceScatter.
+    /// Reduces `input` of all ranks, which has one block for each rank, and writes this rank's
+    /// block of the result to `output`. Like ncclReduceScatter.
     pub fn reduce_scatter<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -106,8 +108,8 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
-    /// As [`Communicator::reduce_scatter`] of `data`, whose own block gets the result; the others
-    /// are undefined then.
+    /// As [`Communicator::reduce_scatter`] of `data`: this rank's block of `data` gets the result,
+    /// and the other blocks are undefined afterwards.
     pub fn reduce_scatter_in_place<T: Element>(
         &self,
         mut data: impl Output<T>,
@@ -119,7 +121,8 @@ impl Communicator {
         self.run_lent(of.on(data.raw(), &own)?)
     }
 
-    /// Copies `input` of every rank to its block of `output` on all ranks. As ncclAllGather.
+    /// Copies `input` of every rank to that rank's block of `output` on all ranks. Like
+    /// ncclAllGather.
     pub fn all_gather<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -130,7 +133,8 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
-    /// As [`Communicator::all_gather`] of the own block of `data`, which has one for each rank.
+    /// As [`Communicator::all_gather`] in `data`, which has one block for each rank: the input is
+    /// this rank's block.
     pub fn all_gather_in_place<T: Element>(&self, mut data: impl Output<T>) -> Result<()> {
         let data = data.lend();
         let of = self.shape::<T>(Collective::AllGather);
@@ -138,8 +142,8 @@ impl Communicator {
         self.run_lent(of.on(&own, data.raw())?)
     }
 
-    /// As [`Communicator::all_gather`] with `counts[r]` elements of rank r, equal on all ranks. As
-    /// MPI_Allgatherv.
+    /// As [`Communicator::all_gather`], with `counts[r]` elements from rank r. `counts` are equal
+    /// on all ranks. Like MPI_Allgatherv.
     pub fn all_gather_v<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -151,8 +155,8 @@ impl Communicator {
         self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
     }
 
-    /// As [`Communicator::all_gather_v`] of the own block of `data`, which has one of `counts[r]`
-    /// elements for each rank.
+    /// As [`Communicator::all_gather_v`] in `data`, which has one block of `counts[r]` elements for
+    /// each rank r: the input is this rank's block.
     pub fn all_gather_v_in_place<T: Element>(
         &self,
         mut data: impl Output<T>,
@@ -164,8 +168,8 @@ impl Communicator {
         self.run_lent(of.on_counts(&own, data.raw(), counts)?)
     }
 
-    /// Copies `input` of every rank to its block of `output` on the root. `output` of other ranks
-    /// is not looked at: `&mut []` will do.
+    /// Copies `input` of every rank to that rank's block of `output` on the root. `output` of the
+    /// other ranks is ignored: give `&mut []`.
     pub fn gather<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -177,8 +181,8 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
-    /// Copies block r of the root's `input` to `output` of rank r. `input` of other ranks is not
-    /// looked at: `&[]` will do.
+    /// Copies block r of the root's `input` to `output` of rank r. `input` of the other ranks is
+    /// ignored: give `&[]`.
     pub fn scatter<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -190,8 +194,8 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
-    /// Copies block r of `input` to rank r, whose `output` has it as the block of this rank. As
-    /// ncclAlltoAll.
+    /// Copies block r of `input` to rank r, which stores it in its `output` as the block of this
+    /// rank. Like ncclAlltoAll.
     pub fn all_to_all<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -202,16 +206,17 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
-    /// As [`Communicator::all_to_all`] of `data`, whose blocks are replaced.
+    /// As [`Communicator::all_to_all`] in `data`: the blocks received replace those sent.
     pub fn all_to_all_in_place<T: Element>(&self, mut data: impl Output<T>) -> Result<()> {
         let data = data.lend();
         let of = self.shape::<T>(Collective::AllToAll);
         self.run_lent(of.on(data.raw(), data.raw())?)
     }
 
-    /// As [`Communicator::all_to_all`] with `send_counts[r]` elements to and `receive_counts[r]`
-    /// from rank r, one after another. What a rank sends another one receives. As MPI_Alltoallv; it
-    /// has no form in place.
+    /// As [`Communicator::all_to_all`], with `send_counts[r]` elements to rank r and
+    /// `receive_counts[r]` elements from it; in each buffer they lie one after another. Rank a's
+    /// `receive_counts[b]` equals rank b's `send_counts[a]`. Like MPI_Alltoallv. It has no in-place
+    /// form.
     pub fn all_to_all_v<T: Element>(
         &self,
         mut input: impl Input<T>,
@@ -224,18 +229,19 @@ impl Communicator {
         self.run_lent(of.on_both_counts(input.raw(), send_counts, output.raw(), receive_counts))
     }
 
-    /// Sends `data` to a rank, which receives as many elements. As ncclSend. Two ranks that send to
-    /// each other first wait for each other: use a [`Group`](super::Group).
+    /// Sends `data` to rank `peer`, which receives as many elements. Like ncclSend. If two ranks
+    /// both send to each other first, they wait for each other for ever: use a
+    /// [`Group`](super::Group).
     pub fn send<T: Element>(&self, mut data: impl Input<T>, peer: Rank) -> Result<()> {
         self.transfer(&data.lend(), peer, true)
     }
 
-    /// Receives `data` from a rank, which sends as many elements. As ncclRecv.
+    /// Receives `data` from rank `peer`, which sends as many elements. Like ncclRecv.
     pub fn recv<T: Element>(&self, mut data: impl Output<T>, peer: Rank) -> Result<()> {
         self.transfer(&data.lend(), peer, false)
     }
 
-    /// Nobody returns before all have called.
+    /// Returns when all ranks have called it.
     pub fn barrier(&self) -> Result<()> {
         self.run(&Call::barrier())
     }
@@ -252,7 +258,7 @@ impl Communicator {
         })
     }
 
-    /// Runs a call on what was lent.
+    /// Runs a call whose memory may be slices of the caller.
     fn run_lent(&self, call: Call<'_>) -> Result<()> {
         let transfers = call.transfers.iter().map(|transfer| &transfer.buffer);
         let mut all = call.input.into_iter().chain(call.output).chain(transfers);
@@ -260,7 +266,8 @@ impl Communicator {
             return self.run(&call);
         }
         if self.driving()?.clock.is_virtual() {
-            // Nobody can wait here, and the loan must not end before the operation does.
+            // A simulated rank cannot wait in here, and the slice is the caller's again once this
+            // returns.
             return Err(Error::invalid(
                 "a simulated rank cannot wait inside a call on a slice: start an operation on a Buffer",
             ));

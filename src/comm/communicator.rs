@@ -1,4 +1,4 @@
-//! [`Communicator`]: a group of ranks, what it is made of, and how it ends.
+//! [`Communicator`]: a group of ranks, what its handles share, and how a rank leaves it.
 
 use super::buffer::Buffer;
 use super::driving::Driving;
@@ -14,25 +14,27 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two looks whether this rank may leave: first and last.
+/// Pauses between two checks whether this rank may leave: the first one and the longest.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
-/// A group of ranks that run collectives together. Cheap to clone; `Send + Sync`.
+/// A group of ranks that run collectives together. It is cheap to clone, `Send` and `Sync`.
 ///
-/// Operations that were started make progress by a thread, or while some thread of the process is
-/// inside a call on any communicator that was made from this one, or that this one was made from:
-/// see [`Config::progress`]. The first failure ends the communicator on all ranks: every operation
-/// returns the first cause, and the ranks that live go on with [`Communicator::rebuild`]. Take new
-/// registered memory then, too: a peer that was stopped in the middle of a store may still write
-/// into what it had been given.
+/// Operations that were started advance by a progress thread, or while a thread of the process is
+/// inside a call: on this communicator, on one that it was made from, or on one that was made from
+/// it. See [`Config::progress`].
 ///
-/// A rank whose operations have ended may drop its communicator at any time: it leaves, and that is
-/// no failure. What it has sent counts, and the drop of the last handle (operations are handles
-/// too) waits, at most [`Config::timeout`], until nothing of it needs this process any more:
-/// usually not at all, and never after a failure or for a peer that is gone. Operations of the
-/// others that do not need it go on; one that does fails with [`Error::Left`], as does every
-/// collective that they start later.
+/// The first failure ends the communicator on all ranks: every operation returns the first cause.
+/// The surviving ranks go on with [`Communicator::rebuild`]. They should then allocate registered
+/// memory anew: a peer that was stopped in the middle of a store may still write into the old
+/// memory.
+///
+/// A rank whose operations have ended may drop its communicator at any time. It leaves, which is no
+/// failure, and what it has sent counts. Dropping the last handle (operations are handles too)
+/// waits until the peers need nothing of this process any more, at most [`Config::timeout`].
+/// Usually that takes no time; after a failure, or for a peer that is gone, the drop does not wait.
+/// Operations of other ranks that do not need the rank that has left go on. An operation that needs
+/// it fails with [`Error::Left`], and so does every collective that they start later.
 #[derive(Clone)]
 pub struct Communicator {
     pub(super) inner: Arc<Inner>,
@@ -40,16 +42,16 @@ pub struct Communicator {
 
 /// What all handles of a communicator share.
 pub(super) struct Inner {
-    /// The engine and all that moves it.
+    /// The engine, and how threads drive it and wait on it.
     pub driving: ProcessOwned<Arc<Driving>>,
     pub clock: Clock,
     pub config: Config,
-    /// The registered buffers of this communicator and those that it was made from or that were
-    /// made from it.
+    /// The registered buffers of this communicator, of those that it was made from, and of those
+    /// that were made from it.
     pub ranges: Arc<Ranges>,
-    /// Names it among the communicators of its hosts, equally on all ranks.
+    /// Names this communicator among those of its hosts; equal on all ranks.
     pub identity: u64,
-    /// Where its ranks are reached; none where all share memory.
+    /// The address of each rank; empty if all ranks share memory.
     pub places: Vec<IpAddr>,
     pub rank: Rank,
     pub ranks: u32,
@@ -60,13 +62,15 @@ pub(super) struct Inner {
 }
 
 impl Communicator {
-    /// The engine and the plans: the one way to them. An error in a forked child.
+    /// The engine and the plans. Everything reaches them through this method, which returns an
+    /// error in a forked child.
     #[inline]
     pub(super) fn driving(&self) -> Result<&Arc<Driving>> {
         self.inner.driving.get()
     }
 
-    /// Wakes every thread of this rank that sleeps; a forked child has none of them.
+    /// Wakes every sleeping thread of this rank. Does nothing in a forked child, which has no such
+    /// threads.
     pub(super) fn ring(&self) {
         if let Ok(driving) = self.driving() {
             driving.ring();
@@ -88,12 +92,14 @@ impl Communicator {
         self.inner.transport
     }
 
-    /// `count` zeroed elements of registered memory, which operations use where they lie. Its pages
-    /// are there when this returns, from the memory next to the calling thread's core, huge ones
-    /// where [`Config::huge_pages`] says so. Not collective.
+    /// Allocates `count` zeroed elements of registered memory, which operations use where they lie.
+    /// When this returns, all pages are there, from the memory nearest to the core of the calling
+    /// thread, and huge ones if [`Config::huge_pages`] asks for them. Not collective.
     ///
-    /// Errors: [`Error::Exhausted`] if there is not as much memory, naming the limit; nothing has
-    /// been touched then.
+    /// # Errors
+    /// [`Error::Exhausted`], which names the limit, if there is not enough memory; then nothing has
+    /// been allocated. [`Error::InvalidArgument`]: the elements do not fit an address space;
+    /// [`Error::Forked`].
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T>> {
         let bytes = count.checked_mul(size_of::<T>()).ok_or_else(|| {
             Error::invalid(format!(
@@ -126,10 +132,10 @@ impl Communicator {
         ))
     }
 
-    /// Gives the communicator up on all ranks: threads that wait on it, here and elsewhere, return
-    /// [`Error::Aborted`] with this rank and the reason, and so does every later call. From any
-    /// thread. If it has failed already, the first cause stays. Communicators that were split off
-    /// from it, or that it was split off from, go on.
+    /// Fails the communicator on all ranks. Threads that wait on it, on this rank and on others,
+    /// return [`Error::Aborted`] with this rank and the reason, and so does every later call. Any
+    /// thread may call it. If the communicator has failed already, the first cause stays.
+    /// Communicators that it was split off from, or that were split off from it, go on.
     ///
     /// ```
     /// use linerate::{Communicator, Config, Error};
@@ -146,9 +152,9 @@ impl Communicator {
         }
     }
 
-    /// The collective end: returns when all ranks have called it, so that none leaves while another
-    /// still needs it. Other handles of this communicator are used no more; their drops wait for
-    /// nothing.
+    /// Ends the communicator collectively: it returns when all ranks have called it, so that no
+    /// rank leaves while another still needs it. Do not use other handles of this communicator
+    /// afterwards; dropping them does not wait.
     ///
     /// ```
     /// use linerate::{Communicator, Config};
@@ -158,13 +164,14 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// Those of a barrier: [`Error::Left`] if a rank has dropped its communicator without it, and
-    /// whatever has failed the communicator.
+    /// Those of a barrier: [`Error::Left`] if a rank has dropped its communicator without calling
+    /// it, or the failure of the communicator.
     pub fn finalize(self) -> Result<()> {
         self.barrier()
     }
 
-    /// The first cause, if it has failed. Looks for news of the other ranks, and waits for nothing.
+    /// The first cause if the communicator has failed. Looks for news of the other ranks without
+    /// waiting.
     pub fn failure(&self) -> Option<Error> {
         let driving = match self.driving() {
             Ok(driving) => driving,
@@ -175,8 +182,8 @@ impl Communicator {
         engine.failure().cloned()
     }
 
-    /// What its transport has done so far, by name: connections lost and replaced, for example.
-    /// Empty where nothing is counted.
+    /// Counters of the transport by name, such as connections lost and replaced. Empty if the
+    /// transport counts nothing.
     pub fn transport_counts(&self) -> Vec<(&'static str, u64)> {
         match self.driving() {
             Ok(driving) => driving.engine().transport().counts(),
@@ -196,9 +203,10 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Drop for Inner {
-    /// Leaves in good order: waits, at most the timeout, until nothing that this rank has sent
-    /// needs it. A simulated rank's network takes what is on its way along, and no rank waits for
-    /// peers while a panic ends its thread. In a forked child everything is the parent's.
+    /// Leaves in good order: waits, at most for the timeout, until no peer needs this rank for what
+    /// it has sent. A simulated rank does not wait, because its network delivers what is on the
+    /// way. A thread that panics does not wait either. In a forked child nothing happens: all of it
+    /// belongs to the parent.
     fn drop(&mut self) {
         let Ok(driving) = self.driving.get() else {
             return;
@@ -214,8 +222,8 @@ impl Drop for Inner {
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSE_MAX);
         }
-        // Threads that sleep on another member of the family hold this one; they let go when they
-        // wake.
+        // A thread that sleeps on another member of the family may hold a share of this `Driving`;
+        // it drops the share when it wakes.
         driving.ring();
     }
 }

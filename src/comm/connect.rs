@@ -1,5 +1,5 @@
-//! From an engine and the contacts of all ranks to a communicator: the end of every way to make
-//! one.
+//! From an engine and the contacts of all ranks to a communicator. Every way to make a communicator
+//! ends here.
 
 use super::communicator::{Communicator, Inner};
 use super::driving::Driving;
@@ -23,30 +23,31 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two looks of a rank that waits for others to connect or to come.
+/// The first pause of a rank that waits for other ranks to connect or to come.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// The longest such time: ranks that are many on few cores take them from each other with every
-/// look.
+/// The longest such pause. Each check costs time of a core, which other ranks need where ranks
+/// share cores.
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(2);
 
-/// What the contacts of all ranks together say.
+/// What the contacts of all ranks say together.
 #[derive(Clone, Debug)]
 pub(super) struct Common {
-    /// What names the communicator on this host: all its ranks know the same contacts, and each has
-    /// a random part.
+    /// Names the communicator on its hosts. It is a hash of all contacts: every rank knows the same
+    /// ones, and each has a random part.
     pub identity: u64,
-    /// The host of each rank, as numbers from 0; ranks that say the same of theirs share one.
+    /// The host of each rank, numbered from 0. Ranks with equal host identities share a host.
     pub hosts: Vec<u32>,
-    /// Where its ranks are reached; none where all share memory.
+    /// The address of each rank; empty if all ranks share memory.
     pub places: Vec<IpAddr>,
-    /// The cores that its ranks on this host may run on.
+    /// The cores that the ranks on this host may run on.
     pub cores: Cores,
-    /// Rank 0's prices: all ranks must choose alike. `None`: those of the transport.
+    /// Rank 0's findings with the built-in prices, because all ranks must choose alike. `None` in a
+    /// simulation.
     pub models: Option<Models>,
 }
 
-/// An engine that waits for the contacts of its peers, and its own contact as bytes. The settings
-/// are settled ([`super::fetching`]).
+/// Opens an engine that waits for the contacts of its peers; returns it with its own contact as
+/// bytes. `config.cma` has been decided already ([`super::fetching`]).
 pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, Vec<u8>)> {
     bootstrap::check_descriptors(rank, ranks)?;
     let nonce = bootstrap::nonce()?;
@@ -80,7 +81,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     Ok((engine, contact.emit()))
 }
 
-/// Begins to connect to the ranks with these contacts, by rank.
+/// Begins to connect to the ranks that have these contacts, by rank.
 pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common> {
     let mut models = None;
     let mut identities: Vec<(HostIdentity, Cores)> = Vec::with_capacity(contacts.len());
@@ -117,7 +118,7 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
     })
 }
 
-/// Hosts as numbers, in the order in which they come.
+/// Numbers the hosts in the order in which they first occur.
 fn number_hosts(identities: &[(HostIdentity, Cores)]) -> Vec<u32> {
     let mut known: Vec<HostIdentity> = Vec::new();
     let mut number = |(host, _): &(HostIdentity, Cores)| {
@@ -130,7 +131,7 @@ fn number_hosts(identities: &[(HostIdentity, Cores)]) -> Vec<u32> {
     identities.iter().map(&mut number).collect()
 }
 
-/// Shared memory does not leave a host.
+/// An error if the transport is shared memory and some rank is on another host.
 fn check_reach(engine: &mut Engine, hosts: &[u32]) -> Result<()> {
     let own = hosts.get(engine.rank() as usize);
     let far: Vec<usize> = (0..hosts.len())
@@ -145,7 +146,7 @@ fn check_reach(engine: &mut Engine, hosts: &[u32]) -> Result<()> {
     )))
 }
 
-/// Connects to everyone, at most for the timeout. `meanwhile` is called between two looks.
+/// Connects to all ranks, at most for the timeout. Calls `meanwhile` between two checks.
 pub(super) fn connect(
     engine: &mut Engine,
     contacts: &[Vec<u8>],
@@ -170,21 +171,22 @@ pub(super) fn connect(
     Ok(common)
 }
 
-/// What a communicator has from the one that it is made from.
+/// What a new communicator takes over from the one that it is made from.
 #[derive(Clone)]
 pub(super) struct Origin {
     pub clock: Clock,
     pub process: ProcessMark,
-    /// With the family that it comes from, or one of its own.
+    /// The progress thread of its family, which is that of the communicator that it is made from,
+    /// or its own.
     pub thread: Arc<ProgressThread>,
-    /// Waits on the family's other members drive it, and the reverse. False where a thread of its
-    /// own makes its progress.
+    /// Whether waits on other members of the family drive the new communicator, and waits on it
+    /// drive them. False if a thread of its own drives it.
     pub is_member: bool,
     pub ranges: Arc<Ranges>,
 }
 
 impl Origin {
-    /// Of the first communicator of a family.
+    /// The origin of a communicator that is made from no other one.
     pub fn new(clock: Clock) -> Result<Origin> {
         Ok(Origin {
             thread: Arc::new(ProgressThread::new(clock.clone())),
@@ -195,7 +197,8 @@ impl Origin {
         })
     }
 
-    /// Of a communicator that is made from this one. `is_member`: it belongs to the family.
+    /// The origin of a communicator that is made from `parent`. `is_member`: it joins the parent's
+    /// family.
     pub fn of(parent: &Communicator, is_member: bool) -> Result<Origin> {
         let driving = parent.driving()?;
         Ok(Origin {
@@ -211,7 +214,7 @@ impl Origin {
     }
 }
 
-/// The communicator of a connected engine.
+/// Makes the communicator of a connected engine.
 pub(super) fn finish(
     mut engine: Engine,
     origin: Origin,

@@ -1,12 +1,16 @@
 //! [`Driving`]: the engine, how the threads of a rank drive it, and how they wait on it.
 //!
-//! A thread that waits drives for all; the progress thread of the [`Family`] drives while none waits.
-//! A thread that sleeps is woken by peers through the [`Alarm`], after what they did: whichever
-//! thread handles that, every sleeper looks for the end of its own task under the engine's lock.
-//! What no peer rings for, a failure found by looking or a cancel, the finder rings for; where
-//! peers ring for nothing (descriptors), the thread that handles what has come does.
+//! A thread that waits drives the engine for all threads. The progress thread of the [`Family`]
+//! drives while no thread waits.
 //!
-//! Locks, in this order: a family's list of members, then one engine.
+//! Peers wake sleeping threads through the [`Alarm`], after they have stored or sent something. One
+//! of the threads handles what has come; every sleeper then takes the engine's lock and checks
+//! whether its own task has ended. No peer rings for a cancel, or for a failure that a thread finds
+//! by looking: the thread that cancels or finds it rings. If the alarm is a descriptor, it is
+//! readable only until one thread has handled what has come, so that thread wakes the other
+//! sleepers.
+//!
+//! Locks are taken in this order: the list of a family's members, then one engine.
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks and a small engine.
 
@@ -23,18 +27,18 @@ use crate::wait::{Alarm, Clock, Patience, SpinTime, Step, sleep_on};
 use std::task::Waker;
 use std::time::Duration;
 
-/// How often a thread that attends to a communicator for good looks at control sockets, which costs
-/// system calls.
+/// How often a wait with a [`Manner`] looks at control sockets. Each look costs system calls.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How a thread waits that attends to a communicator for good.
+/// How a service waits on a communicator that nothing else drives, as a partial allreduce does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// For something that soon comes.
+    /// Spins and yields first, because something will come soon.
     Brief,
-    /// Asleep at once, where ranks share cores.
+    /// Sleeps at once if ranks share cores.
     Asleep,
-    /// Asleep, and signals may wait until something else comes: nobody waits for what they bring.
+    /// Sleeps as `Asleep` does, and signals do not end the sleep: nothing waits for what they
+    /// bring.
     Idle,
 }
 
@@ -42,14 +46,15 @@ pub(crate) enum Manner {
 pub(crate) struct Driving {
     inside: Mutex<Inside>,
     pub clock: Clock,
-    /// `None` in a simulation, where nobody sleeps.
+    /// `None` in a simulation, where no thread sleeps.
     alarm: Option<Alarm>,
     pub spin: SpinTime,
     pub garbage: Arc<Garbage>,
-    /// Threads that sleep or are about to, counted with the engine locked; none that are idle, for
-    /// which signals may wait.
+    /// Threads that sleep or are about to sleep. A thread counts itself while it holds the engine's
+    /// lock. A thread that waits as [`Manner::Idle`] does not count, since signals need not wake
+    /// it.
     sleepers: AtomicU32,
-    /// What is to be woken when a task has ended.
+    /// The tasks that futures wait for, and the wakers to call when they have ended.
     watchers: Mutex<Vec<(TaskId, Waker)>>,
     family: Arc<Family>,
 }
@@ -75,22 +80,22 @@ impl Driving {
         }
     }
 
-    /// The engine. A panic elsewhere has failed that caller's operation, not the engine's
-    /// bookkeeping.
+    /// Locks the engine. The lock survives a panic of another thread: that panic has failed the
+    /// operation of its caller, but left the engine consistent.
     #[inline]
     pub fn engine(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts what `submit` submits, and ends the rest of the progress thread.
+    /// Runs `submit`, which submits a task, and then wakes the progress thread if it rests.
     pub fn start(&self, submit: impl FnOnce(&mut Inside) -> Result<TaskId>) -> Result<TaskId> {
         let task = submit(&mut self.engine())?;
         self.family.end_rest();
         Ok(task)
     }
 
-    /// The result of a task; while there is none, `waker` is woken when there is, if a service
-    /// thread runs.
+    /// The result of a task, if it has ended. If not, the progress thread, where there is one,
+    /// wakes `waker` when it ends.
     pub fn watch(&self, task: TaskId, waker: &Waker) -> Option<Result<()>> {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|(watched, _)| *watched != task);
@@ -103,16 +108,16 @@ impl Driving {
         result
     }
 
-    /// Ends registrations whose memory nobody uses any more.
+    /// Deregisters the regions whose memory nothing uses any more.
     pub fn collect_garbage(&self, engine: &mut Engine) {
         for key in self.garbage.take() {
-            // Each key was registered once and is given back once; the transport may be gone
+            // Ignores errors: each key is deregistered only once, and the transport may be gone
             // already.
             let _ = engine.deregister(key);
         }
     }
 
-    /// Drives once, and lets `then` look at the engine before another thread does.
+    /// Drives once, and calls `then` with the engine before another thread can take the lock.
     pub fn drive_then<T>(&self, then: impl FnOnce(&mut Engine) -> T) -> T {
         let mut engine = self.engine();
         let now = self.clock.now();
@@ -123,7 +128,7 @@ impl Driving {
         result
     }
 
-    /// Drives once and looks.
+    /// Drives once; returns the result of the task if it has ended.
     pub fn test(&self, task: TaskId) -> Option<Result<()>> {
         let mut engine = self.engine();
         let now = self.clock.now();
@@ -141,14 +146,14 @@ impl Driving {
         result
     }
 
-    /// Waits for a task, at most `limit`; `None`: it still runs. The outer error: nobody can wait
-    /// here.
+    /// Waits for a task, at most for `limit`. `None`: the task has not ended. The outer error: a
+    /// simulated rank cannot wait.
     pub fn wait(&self, task: TaskId, limit: Option<Duration>) -> Result<Option<Result<()>>> {
         self.wait_unless(task, limit, || false)
     }
 
-    /// As [`Driving::wait`], and `None` as soon as `is_given_up`. A thread that makes that true
-    /// rings afterwards.
+    /// As [`Driving::wait`], but also returns `None` as soon as `is_given_up`. A thread that makes
+    /// `is_given_up` true calls [`Driving::ring`] afterwards.
     pub fn wait_unless(
         &self,
         task: TaskId,
@@ -156,7 +161,8 @@ impl Driving {
         is_given_up: impl Fn() -> bool,
     ) -> Result<Option<Result<()>>> {
         {
-            // Most small operations need only a few polls: no clock, no counters.
+            // Most small operations end within a few polls, so this reads the clock only once and
+            // does not yet register as a caller.
             let mut engine = self.engine();
             let now = self.clock.now();
             let mut moved = false;
@@ -211,8 +217,9 @@ impl Driving {
         self.wait_until((limit, None), is_given_up, take, has_come)
     }
 
-    /// Drives, at most for `limit`, until the engine has news, or `is_given_up`, as the one thread
-    /// that drives it while no other does. A thread that makes that true rings afterwards.
+    /// Drives until `has_news` or `is_given_up`, at most for `limit`. For a service whose
+    /// communicator nothing else drives. A thread that makes `is_given_up` true calls
+    /// [`Driving::ring`] afterwards.
     pub fn attend(
         &self,
         (limit, manner): (Duration, Manner),
@@ -223,8 +230,8 @@ impl Driving {
         self.wait_until((Some(limit), Some(manner)), is_given_up, take, &has_news);
     }
 
-    /// Waits for what `take` gives; `has_come` says whether it would, where nothing can be taken.
-    /// With a manner, looks at control sockets only every [`LOOK_EVERY`].
+    /// Waits until `take` returns something. `has_come` says whether `take` would, without taking
+    /// it. With a manner, this looks at control sockets only every [`LOOK_EVERY`].
     fn wait_until<T>(
         &self,
         (limit, manner): (Option<Duration>, Option<Manner>),
@@ -283,9 +290,9 @@ impl Driving {
         }
     }
 
-    /// Sleeps until something may have arrived here or for another member of the family, unless
-    /// `is_over`. Without a manner it looks at control sockets before; with [`Manner::Idle`],
-    /// signals may wait.
+    /// Sleeps until something may have arrived here or for another member of the family, at most
+    /// for `time`; does not sleep if `is_over`. Without a manner it looks at the control sockets
+    /// first. With [`Manner::Idle`], signals do not end the sleep.
     fn sleep_unless(
         &self,
         time: Duration,
@@ -298,7 +305,7 @@ impl Driving {
         let is_idle = manner == Some(Manner::Idle);
         let due = self.engine().next_timeout();
         let time = due.map_or(time, |due| time.min(due.since(self.clock.now())));
-        // Held until the end, so that no bell is unmapped meanwhile.
+        // These shares live until the sleep has ended, so that no bell is unmapped meanwhile.
         let others = match self.family.has_others() {
             true => self.family.others(Some(self)),
             false => Vec::new(),
@@ -306,7 +313,7 @@ impl Driving {
         let has_news = || {
             let now = self.clock.now();
             let mut engine = self.engine();
-            // Relaxed: the lock orders it.
+            // Relaxed: the engine's lock orders the counter.
             let is_alone = match is_idle {
                 true => self.sleepers.load(Ordering::Relaxed) == 0,
                 false => self.sleepers.fetch_add(1, Ordering::Relaxed) == 0,
@@ -340,17 +347,17 @@ impl Driving {
             }
         }
         if !is_idle {
-            // Relaxed: a rank that still counts this thread is woken by more than it needs.
+            // Relaxed: another thread that still counts this one is woken by more signals than it
+            // needs.
             self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// The family.
     pub fn family(&self) -> &Arc<Family> {
         &self.family
     }
 
-    /// Drives once for a wait on another communicator; whether anything moved.
+    /// Drives once for a thread that waits on another communicator. Returns whether anything moved.
     fn drive_for_other(&self, mut engine: MutexGuard<'_, Inside>) -> bool {
         let now = self.clock.now();
         let moved = engine.drive(now);
@@ -361,14 +368,16 @@ impl Driving {
         moved
     }
 
-    /// Wakes every thread of this rank that sleeps.
+    /// Wakes every sleeping thread of this rank.
     pub fn ring(&self) {
         if let Some(alarm) = &self.alarm {
             alarm.wake();
         }
     }
 
-    /// The caller, which does not sleep, has driven.
+    /// The caller, which is not counted as a sleeper, has driven. Wakes all sleepers if the
+    /// communicator has failed; if something has `moved`, those that the arrival itself may not
+    /// have woken.
     #[inline]
     fn tell_sleepers(&self, moved: bool, has_failed: bool) {
         match (&self.alarm, has_failed) {
@@ -378,7 +387,7 @@ impl Driving {
         }
     }
 
-    /// Cancels a task, which fails all others too.
+    /// Cancels a task, which fails the communicator on all ranks.
     pub fn cancel(&self, task: TaskId) -> Result<()> {
         let result = self.engine().cancel(task);
         self.ring();
@@ -432,14 +441,15 @@ impl Member for Driving {
     }
 }
 
-/// The slow part of driving; whether it failed the communicator, which ends every wait.
+/// The slow part of driving. Returns whether it found that the communicator has failed, which ends
+/// every wait.
 fn look(engine: &mut Engine, now: Time) -> bool {
     let had_failed = engine.failure().is_some();
     engine.drive_slow(now);
     engine.failure().is_some() != had_failed
 }
 
-/// The slow part of driving, if it is due; whether it failed the communicator.
+/// [`look`], if it is due.
 fn look_if_due(engine: &mut Engine, now: Time) -> bool {
     let had_failed = engine.failure().is_some();
     engine.drive_slow_if_due(now);

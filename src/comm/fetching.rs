@@ -1,9 +1,10 @@
-//! Whether peers fetch the caller's memory out of this rank's address space, or this rank stages
-//! it: decided by a measurement when a rank joins, unless the settings say.
+//! Decides how long messages of memory that is not registered reach ranks of the same host: the
+//! peers fetch them out of this rank's address space, or this rank stages them. A measurement
+//! decides when a rank joins, unless the settings say.
 //!
-//! What is compared is how long one rank is busy with a megabyte. Staging copies it twice, but
-//! where every rank has a core the two copies run at the same time; fetching copies it once,
-//! through the kernel.
+//! The measurement compares how long one rank is busy with a megabyte. Staging copies it twice; if
+//! every rank has a core, the two copies run at the same time on two cores. Fetching copies it
+//! once, through the kernel.
 
 use crate::config::{Config, CrossMemory};
 use crate::kernel;
@@ -13,16 +14,16 @@ use crate::transport::shm::fetch_own;
 use crate::types::Rank;
 use crate::wait::Clock;
 
-/// More than a core's own cache holds, of most cores, and little enough not to delay the start:
-/// about a millisecond.
+/// More than the cache that most cores have for themselves, and little enough that the measurement
+/// does not delay the start: it takes a few milliseconds.
 const MEASURED_BYTES: usize = 1 << 20;
-/// As messages are cut.
+/// Messages are cut into chunks of this size by default.
 const PIECE_BYTES: usize = 256 << 10;
-/// The best counts. With three, 24 of 275 ranks took the other one than the rest, with twelve, in
-/// turns with them, 6; long messages of such a job take half or twice the time.
+/// The fastest of these passes counts. Of 275 ranks 24 decided otherwise than the rest of their job
+/// with 3 passes, and 6 with 12. Long messages of such a job take half or twice the time.
 const PASSES: usize = 12;
 
-/// Settings that say `on` or `off`, and why: how reading each other's memory is, for people.
+/// The settings with `cma` decided, which is then `On` or `Off`; and the reason as text for people.
 pub(super) fn settle(config: Config, ranks: u32, clock: &Clock) -> (Config, String) {
     let (cma, why) = match config.cma {
         CrossMemory::On => (CrossMemory::On, "on by LINERATE_CMA".into()),
@@ -36,7 +37,7 @@ pub(super) fn settle(config: Config, ranks: u32, clock: &Clock) -> (Config, Stri
     (Config { cma, ..config }, why)
 }
 
-/// The other ranks that read long messages of this rank's memory where they lie.
+/// The other ranks that fetch long messages of this rank from where they lie.
 pub(super) fn readers(transport: &dyn Transport, rank: Rank, ranks: u32) -> Vec<Rank> {
     let others = (0..ranks).filter(|&peer| peer != rank);
     others
@@ -44,7 +45,8 @@ pub(super) fn readers(transport: &dyn Transport, rank: Rank, ranks: u32) -> Vec<
         .collect()
 }
 
-/// What becomes of messages of a rank with these settings and readers, for people.
+/// How messages of memory that is not registered leave a rank with these settings and readers, as
+/// text for people.
 pub(super) fn describe(cma: CrossMemory, readers: &[Rank], ranks: u32, why: &str) -> String {
     let unwilling = match cma {
         CrossMemory::On if ranks > 1 => "; the others may not read this rank, or do not want to",
@@ -59,7 +61,8 @@ pub(super) fn describe(cma: CrossMemory, readers: &[Rank], ranks: u32, why: &str
     }
 }
 
-/// From GB/s of fetching and of copying, and the copies of a staged message that one core makes.
+/// Decides from the rates of fetching and of copying, in GB/s. `copies`: how many of the two copies
+/// of a staged message one core makes one after the other.
 fn decide(rates: Result<[f64; 2], String>, copies: f64) -> (CrossMemory, String) {
     let [fetching, staging] = match rates {
         Err(reason) => return (CrossMemory::Off, format!("not possible: {reason}")),
@@ -75,11 +78,11 @@ fn decide(rates: Result<[f64; 2], String>, copies: f64) -> (CrossMemory, String)
     (cma, why)
 }
 
-/// GB/s of fetching and of copying.
+/// The rates of fetching and of copying, in GB/s.
 fn measure(clock: &Clock) -> Result<[f64; 2], String> {
     let memory = || Region::private(MEASURED_BYTES).map_err(|e| e.to_string());
     let (source, target) = (memory()?, memory()?);
-    // All pages are there before anything is timed.
+    // Touches all pages, so that no page fault is timed.
     kernel::fill(source.view(), 1);
     kernel::fill(target.view(), 2);
     let mut best = [f64::MAX; 2];
@@ -107,7 +110,7 @@ fn timed(
         let piece = |view: View| view.part(at, PIECE_BYTES);
         copy(piece(source), piece(target))?;
     }
-    // A clock that has not moved would make it infinitely fast.
+    // At least 1 ns: a clock that has not moved would make the rate infinite.
     Ok((clock.now().since(start).as_nanos() as f64).max(1.0))
 }
 

@@ -1,4 +1,4 @@
-//! Processes that fork while they hold a communicator, as data loaders make trainers do.
+//! A process forks while it holds a communicator, as the data loader of a trainer does.
 
 mod calls;
 mod cases;
@@ -29,28 +29,28 @@ fn join(rank: u32, job: &str, transport: &str, progress: Progress) -> Communicat
     Communicator::join(rank, 2, job, config).unwrap()
 }
 
-/// Everything of one rank that a child may come to hold.
+/// All that one rank holds when it forks, and its child then has copies of.
 struct Held {
     comm: Communicator,
-    /// Held once, so that the child drops the last handle it knows of.
+    /// A communicator with one handle: the child drops the last handle that it has.
     only: Option<Communicator>,
     buffer: Buffer<f32>,
-    /// The first elements of that, by their address.
+    /// The first elements of `buffer`, adopted by their address.
     adopted: Buffer<f32>,
     small: Buffer<f32>,
     plain: Buffer<f32>,
-    /// Rank 0's, which nobody else joins before both ranks have looked at their children.
+    /// Operations of rank 0. Rank 1 starts them only after both ranks have checked their children.
     under_way: Vec<Operation>,
     fusion: Option<Fusion>,
     partial: Option<PartialAllreduce>,
     partial_fusion: Option<PartialFusion>,
     sparse: Option<SparseAllreduce>,
-    /// A second one, with a step that has been started here.
+    /// A second sparse allreduce, whose step this process has started.
     sparse_under_way: Option<SparseAllreduce>,
     simulation: Option<Simulation>,
-    /// Of the simulation's ranks.
+    /// The sparse allreduces of the simulation's ranks.
     simulated: Vec<SparseAllreduce>,
-    /// Of a sparse step and of a dense one.
+    /// The results of a sparse step and of a dense one.
     results: [SparseResult; 2],
 }
 
@@ -115,7 +115,7 @@ fn hold(comm: Communicator, only: Communicator) -> Held {
     }
 }
 
-/// Adopts the elements of a buffer by their address.
+/// Adopts the elements of `memory` by their address.
 #[allow(unsafe_code)]
 fn adopt(comm: &Communicator, memory: &Buffer<f32>) -> Result<Buffer<f32>> {
     let address = memory.raw().view().as_ptr().cast();
@@ -132,12 +132,12 @@ fn start_all(comm: &Communicator, buffer: &Buffer<f32>) -> Vec<Operation> {
     started.map(Result::unwrap).into()
 }
 
-/// The error of a call that must be refused; a result is not looked at.
+/// Whether a call was refused with [`Error::Forked`].
 fn is_refused<T>(result: Result<T>) -> bool {
     result.err() == Some(Error::Forked)
 }
 
-/// Makes something of the calling process's own, whichever that is.
+/// Functions that make something new for the calling process, so a child may call them.
 const MAKE_OWN: [&str; 6] = [
     "Communicator::from_env",
     "Communicator::from_env_with",
@@ -147,7 +147,7 @@ const MAKE_OWN: [&str; 6] = [
     "Simulation::new",
 ];
 
-/// Types whose functions touch no communicator.
+/// Types whose functions use no communicator.
 const PLAIN: [&str; 12] = [
     "BufferMut",
     "BufferRef",
@@ -163,8 +163,8 @@ const PLAIN: [&str; 12] = [
     "SparseOptions",
 ];
 
-/// The functions that users may call, also those of traits, of all other types that the crate shows
-/// on its first page. `tests/public.rs` checks the listing.
+/// The functions, also those of traits, that users may call on all other types on the first page of
+/// the crate's docs. `tests/public.rs` checks the listing.
 fn public_functions() -> Vec<String> {
     let listing = include_str!("../../tests/data/public.txt");
     let function = |line: &str| {
@@ -177,7 +177,7 @@ fn public_functions() -> Vec<String> {
     listing.lines().filter_map(function).collect()
 }
 
-/// The parent goes on with all that the child has held, too.
+/// The parent goes on with everything that the child had copies of.
 fn go_on(held: Held) {
     let Held {
         comm,
@@ -195,7 +195,7 @@ fn go_on(held: Held) {
     let all = buffer.as_slice().unwrap();
     assert!(all.iter().all(|&value| value == 2.0));
     assert_eq!(held.plain.to_vec().unwrap(), [5.0; 4]);
-    // Until it has ended, its step borrows the gradient.
+    // The step borrows the gradient until it has ended.
     let mut started = held.sparse_under_way.unwrap();
     while started.test().unwrap().is_none() {}
     let one = std::slice::from_ref(&small);
@@ -238,7 +238,8 @@ fn every_public_function_in_a_forked_child_is_refused_or_harmless_and_the_parent
                 let lines: String = lines
                     .map(|(name, is_right)| format!("{name} {is_right}\n"))
                     .collect();
-                // At once: it must fit where nobody reads before this child has ended.
+                // One write: the text must fit the socket's buffer, because the parent reads only
+                // after the child has ended.
                 (&theirs).write_all(lines.as_bytes()).unwrap();
                 drop((held.buffer.clone(), held.comm.clone(), held.only.take()));
                 77
@@ -260,7 +261,7 @@ fn every_public_function_in_a_forked_child_is_refused_or_harmless_and_the_parent
     }
 }
 
-/// Runs both ranks of a job on threads of this process, each with a second communicator.
+/// Runs both ranks of a job on threads of this process. Each gets a second communicator, too.
 fn both(
     name: &str,
     transport: &str,
@@ -306,7 +307,8 @@ fn a_child_may_make_a_communicator_of_its_own_and_its_death_is_seen_although_it_
     let child = spawn(|| {
         let comm = join(1, &job, "auto", Progress::Inline);
         comm.barrier().unwrap();
-        // Holds copies of all sockets, as a data loader does when its trainer is killed.
+        // The grandchild holds copies of all sockets, as a data loader does when its trainer is
+        // killed.
         let loader = spawn(|| {
             std::thread::sleep(Duration::from_secs(60));
             0

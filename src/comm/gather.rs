@@ -1,11 +1,11 @@
-//! What ranks tell each other before they agree on something: words and bytes of all, over the
-//! communicator itself.
+//! Words and bytes that all ranks exchange over the communicator itself, before they agree on
+//! something.
 
 use super::Communicator;
 use crate::error::{Error, Result};
 
 impl Communicator {
-    /// The words of all ranks, one rank after another. As many on every rank.
+    /// The words of all ranks, one rank after another. Every rank gives equally many.
     pub(super) fn gather_words(&self, own: &[u64]) -> Result<Vec<u64>> {
         let bytes = self.gather_bytes(bytemuck::cast_slice(own))?;
         Ok(bytes
@@ -14,7 +14,7 @@ impl Communicator {
             .collect())
     }
 
-    /// Bytes of all ranks, by rank; lengths may differ.
+    /// The bytes of all ranks, by rank. Their lengths may differ.
     pub(super) fn gather_blobs(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let lengths = self.gather_words(&[own.len() as u64])?;
         let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
@@ -28,14 +28,15 @@ impl Communicator {
         Ok(blobs.collect())
     }
 
-    /// As many bytes of every rank, one rank after another.
+    /// The bytes of all ranks, one rank after another. Every rank gives equally many.
     fn gather_bytes(&self, own: &[u8]) -> Result<Vec<u8>> {
         let mut all = vec![0; own.len() * self.ranks() as usize];
         self.all_gather(own, &mut all)?;
         Ok(all)
     }
 
-    /// Calls that wait for other ranks cannot be made by simulated ones.
+    /// An error on a simulated rank, which cannot make a call that waits for other ranks. `call`
+    /// names it.
     pub(super) fn check_can_wait(&self, call: &str) -> Result<()> {
         if !self.inner.clock.is_virtual() {
             return Ok(());

@@ -7,8 +7,9 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::types::{DataType, Rank};
 
-/// Sends and receives that are started at once, so that no order of them can deadlock: what stands
-/// between ncclGroupStart and ncclGroupEnd. See [`Communicator::group`].
+/// Sends and receives that are started together, so that they cannot deadlock, in whatever order
+/// they are given. A group is like the calls between ncclGroupStart and ncclGroupEnd. Made by
+/// [`Communicator::group`].
 #[must_use = "a group does nothing until it is started"]
 pub struct Group<'a> {
     communicator: &'a Communicator,
@@ -16,14 +17,15 @@ pub struct Group<'a> {
 }
 
 impl Communicator {
-    /// A group of sends and receives, to be filled and started. The n-th send to a rank meets that
-    /// rank's n-th receive from this one, over all groups in the order in which they are started;
-    /// the order inside a group and between different ranks does not matter. The buffer's length is
-    /// the message's and must be equal on both sides. A rank may send to itself, if it also
-    /// receives from itself in the same group.
+    /// An empty group of sends and receives: add transfers, then start it. The n-th send to a rank
+    /// meets that rank's n-th receive from this one, counted over all groups in the order in which
+    /// they are started. Otherwise the order of transfers inside a group does not matter. The
+    /// buffer's length is the message's length, which must be equal on both sides. A rank may send
+    /// to itself if it also receives from itself in the same group.
     ///
-    /// Collectives need no group: the methods that start them never wait, so any number of them and
-    /// of groups, on any number of communicators, can be started before the first is waited for.
+    /// Collectives need no group. The methods that start them never wait, so a rank can start any
+    /// number of collectives and groups, on any number of communicators, before it waits for the
+    /// first.
     ///
     /// ```
     /// use linerate::{Communicator, Config};
@@ -51,12 +53,12 @@ impl Communicator {
 }
 
 impl Group<'_> {
-    /// Sends all elements of a buffer.
+    /// Adds a send of all elements of `buffer` to rank `peer`.
     pub fn send<T: Element>(self, buffer: &Buffer<T>, peer: Rank) -> Self {
         self.with(buffer, peer, true)
     }
 
-    /// Receives as many elements as the buffer has.
+    /// Adds a receive of as many elements as `buffer` has from rank `peer`.
     pub fn recv<T: Element>(self, buffer: &Buffer<T>, peer: Rank) -> Self {
         self.with(buffer, peer, false)
     }
@@ -71,18 +73,18 @@ impl Group<'_> {
         self
     }
 
-    /// Starts all of them and returns at once.
+    /// Starts all transfers and returns at once.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): a peer that does not exist, or a
-    /// rank that sends itself what it does not receive; [`Error::InUse`](crate::Error::InUse): a
-    /// buffer that something else uses, such as another transfer of this group; any failure of the
+    /// rank that sends to itself what it does not receive; [`Error::InUse`](crate::Error::InUse):
+    /// something else uses a buffer, for example another transfer of this group; any failure of the
     /// communicator.
     pub fn start(self) -> Result<Operation> {
         self.communicator.start_and_overlap(&self.call())
     }
 
-    /// Starts all of them and waits until all have ended.
+    /// Starts all transfers and waits until all have ended. Errors: as [`Group::start`].
     pub fn run(self) -> Result<()> {
         self.communicator.run(&self.call())
     }

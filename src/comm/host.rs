@@ -1,19 +1,20 @@
-//! What a rank may use of its host: threads and the last-level cache.
+//! What a rank may use of its host: threads, and the last-level cache.
 
 use crate::config::Config;
 use crate::engine::Host;
 use std::fs;
 use std::path::Path;
 
-/// Threads of one rank that share a large copy or reduction, unless the settings say otherwise: a
-/// few cores fill the memory of a host, and the others are the application's.
+/// The most threads of one rank that share a large copy or reduction, unless the settings say
+/// otherwise. A few cores saturate the memory of a host; the other cores are left to the
+/// application.
 const THREADS_DERIVED_MAX: usize = 4;
 
-/// The share of one of `local_ranks` ranks in this host.
+/// What one of `local_ranks` ranks may use of this host.
 pub(super) fn share_of_host(config: &Config, local_ranks: usize) -> Host {
-    // What the affinity mask and the quota of the process's control group leave it. Ranks that are
-    // bound to cores of their own have it to themselves, but nothing tells that from ranks that
-    // share one mask.
+    // The cores that the affinity mask and the quota of the control group leave to this process. A
+    // rank that is bound to cores of its own has all of them to itself, but its mask looks like one
+    // that all ranks share.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Host {
         threads_max: threads_for(config.threads, cores, local_ranks),
@@ -27,13 +28,13 @@ fn threads_for(configured: Option<usize>, cores: usize, local_ranks: usize) -> u
     configured.unwrap_or(derived)
 }
 
-/// Bytes of the last-level cache of the first core; `None` where the host does not say. Operations
-/// whose buffers fill it use streaming stores.
+/// Bytes of the last-level cache of core 0; `None` if the host does not say. Operations whose
+/// buffers fill that cache use streaming stores.
 pub fn last_level_cache_bytes() -> Option<usize> {
     last_level_bytes(Path::new("/sys/devices/system/cpu/cpu0/cache"))
 }
 
-/// Bytes of the cache of the highest level; `None` where the host does not say.
+/// Bytes of the cache of the highest level that `folder` describes; `None` if it describes none.
 fn last_level_bytes(folder: &Path) -> Option<usize> {
     let caches = fs::read_dir(folder).ok()?.filter_map(|entry| {
         let folder = entry.ok()?.path();

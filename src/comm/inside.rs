@@ -1,4 +1,4 @@
-//! [`Inside`]: what one thread at a time may use, behind the one lock of a communicator.
+//! [`Inside`]: what the one lock of a communicator guards.
 
 use super::plans::Plans;
 use super::repeats::Repeats;

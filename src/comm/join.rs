@@ -12,8 +12,9 @@ use crate::wait::Clock;
 
 impl Communicator {
     /// Joins the job that the environment describes, as torchrun, `linerate launch`, mpirun (Open
-    /// MPI, MPICH) and srun set it: see [`bootstrap::place_from_env`]. One rank where none of them
-    /// has started this process. Settings are those of the environment ([`Config::from_env`]).
+    /// MPI, MPICH) and srun set it: see [`bootstrap::place_from_env`]. If none of them has started
+    /// this process, the job has one rank. The settings come from the environment, too
+    /// ([`Config::from_env`]).
     pub fn from_env() -> Result<Communicator> {
         Communicator::from_env_with(Config::from_env()?)
     }
@@ -24,15 +25,15 @@ impl Communicator {
         Communicator::join_at(&place, config)
     }
 
-    /// Joins a job by name; every rank names the same `job` and `ranks`. `tcp://host:port` (a free
-    /// port of rank 0's host) and `file://folder` (one that all ranks see) say where ranks of
-    /// several hosts meet; any other name is one of a job on this host. Waits until all have come,
-    /// at most the configured timeout.
+    /// Joins a job by name; every rank gives the same `job` and `ranks`. Ranks of several hosts
+    /// meet at `tcp://host:port` (a free port of rank 0's host) or in `file://folder` (a folder
+    /// that all ranks see). Any other name is the name of a job on this host. Waits until all ranks
+    /// have joined, at most for [`Config::timeout`].
     pub fn join(rank: Rank, ranks: u32, job: &str, config: Config) -> Result<Communicator> {
         Communicator::join_at(&Place::named(rank, ranks, job)?, config)
     }
 
-    /// Joins a job at this place.
+    /// Joins the job that `place` names, as the rank that `place` names.
     pub fn join_at(place: &Place, config: Config) -> Result<Communicator> {
         config.check()?;
         let clock = Clock::monotonic();
@@ -42,7 +43,7 @@ impl Communicator {
         let config = meeting.settle(config)?;
         let (mut engine, blob) = match connect::open(rank, ranks, &config) {
             Ok(opened) => opened,
-            // The others need not wait for this rank.
+            // Tells the other ranks, so that they do not wait for this one.
             Err(error) => return Err(meeting.decline(error, &clock)),
         };
         let contacts = meeting.exchange(blob, &clock)?;

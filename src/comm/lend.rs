@@ -1,18 +1,21 @@
-//! What a blocking collective takes: slices of the caller, lent until it returns, and buffers.
+//! The arguments of blocking collectives: buffers, and slices that the caller lends until the call
+//! returns.
 
 use super::buffer::Buffer;
 use super::raw::RawBuffer;
 use crate::memory::{BufferMut, BufferRef, Element, view_of_slice, view_of_slice_mut};
 
 /// Memory that a blocking collective reads: `&[T]`, `&[T; N]`, `&Vec<T>`, `&BufferRef<T>` or
-/// `&Buffer<T>`. Buffers are used where they lie, slices are staged.
+/// `&Buffer<T>`. A registered `Buffer` is used where it lies; everything else is staged.
 pub trait Input<T: Element>: Lend {}
 
 /// Memory that a blocking collective writes: `&mut [T]`, `&mut [T; N]`, `&mut Vec<T>`, `&mut
-/// BufferMut<T>` or `&Buffer<T>`. Buffers are used where they lie, slices are staged.
+/// BufferMut<T>` or `&Buffer<T>`. A registered `Buffer` is used where it lies; everything else is
+/// staged.
 pub trait Output<T: Element>: Lend {}
 
-/// What can be lent to a blocking collective: the types of [`Input`] and [`Output`], and no others.
+/// Memory that a caller can give to a blocking collective. The types of [`Input`] and [`Output`]
+/// implement it, and no others.
 pub trait Lend {
     #[doc(hidden)]
     fn lend(&mut self) -> Lent<'_>;
@@ -22,9 +25,9 @@ pub trait Lend {
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Lent<'a> {
-    /// All of a buffer.
+    /// All elements of a buffer.
     Buffer(&'a RawBuffer),
-    /// A slice, or a part of either.
+    /// The elements of a slice.
     Part(RawBuffer),
 }
 

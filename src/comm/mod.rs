@@ -1,12 +1,13 @@
-//! What users hold: [`Communicator`], [`Buffer`], [`Operation`], [`Group`], and [`Simulation`] for
-//! ranks in virtual time.
+//! What users hold: [`Communicator`], [`Buffer`], [`Operation`] and [`Group`], and [`Simulation`]
+//! for ranks in virtual time.
 //!
-//! Communicators come from a job (`join.rs`), from another one (`split.rs`), or from the survivors
-//! of one that failed (`rebuild/`); `connect.rs` is the end of each of these ways.
+//! A communicator is made from a job (`join.rs`), from another communicator (`split.rs`), or from
+//! the survivors of one that has failed (`rebuild/`). Each of these ways ends in `connect.rs`.
 //!
-//! The way of a call: a method makes a `Call` (`collectives.rs`, `started.rs`, `builder.rs`,
-//! `group.rs`), and `submit.rs` runs it in four steps: check it (`check.rs`), choose its schedule
-//! (`plans.rs`), bind it to its memory (`bind.rs`), submit it to the engine. `driving.rs` waits.
+//! How a call runs: a method makes a `Call` (`collectives.rs`, `started.rs`, `builder.rs`,
+//! `group.rs`). Then `submit.rs` takes four steps: it checks the call (`check.rs`), chooses a
+//! schedule (`plans.rs`), binds the schedule to the call's memory (`bind.rs`), and submits it to
+//! the engine. `driving.rs` drives the engine and waits for the end.
 
 mod adopt;
 mod bind;

@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// A started operation. It borrows its buffers until it has ended. Dropped without waiting, it goes
-/// on, until the last handle of its communicator is dropped; an operation that is held is such a
+/// A started operation. It borrows its buffers until it has ended. If it is dropped before that, it
+/// goes on until the last handle of its communicator is dropped. An operation is itself such a
 /// handle.
 ///
-/// It is also a future, for any executor. The first poll begins the progress thread of the
-/// communicator, where there is none; with [`Progress::Inline`] the future is an error.
+/// It is also a future, for any executor. The first poll starts the progress thread of the
+/// communicator, if none runs. With [`Progress::Inline`] the future returns an error.
 ///
 /// ```
 /// use linerate::{Communicator, Config, ReduceOp};
@@ -47,18 +47,18 @@ use std::time::Duration;
 pub struct Operation {
     communicator: Communicator,
     task: TaskId,
-    /// Once known, the engine has forgotten the task.
+    /// Once it is known, the engine has forgotten the task.
     result: Option<Result<()>>,
     is_in_queue: bool,
 }
 
 impl Communicator {
-    /// Starts an operation and returns at once. Collectives start in the same order on all ranks,
-    /// groups of sends and receives in matching order between each pair; any number may be under
-    /// way.
+    /// Starts an operation and returns at once. All ranks start collectives in the same order, and
+    /// each pair of ranks starts groups of sends and receives in matching order. Any number may be
+    /// under way.
     ///
-    /// Errors: arguments that do not fit (nothing has been started), or a communicator that has
-    /// failed.
+    /// Errors: arguments that do not fit (nothing has been started then), or a communicator that
+    /// has failed.
     pub(super) fn start(&self, call: &Call<'_>) -> Result<Operation> {
         let task = self.driving()?.start_call(call)?;
         Ok(Operation {
@@ -69,7 +69,7 @@ impl Communicator {
         })
     }
 
-    /// Starts an operation of a user, who may compute now: it goes on as
+    /// Starts an operation for a user, who may compute while it runs. It advances as
     /// [`Config::progress`](crate::Config::progress) says.
     pub(super) fn start_and_overlap(&self, call: &Call<'_>) -> Result<Operation> {
         self.driving()?;
@@ -89,8 +89,8 @@ impl Operation {
         self.communicator.driving()
     }
 
-    /// The result, if there is one; else the task of the poll is woken at the end. An error says
-    /// that nobody can wait here.
+    /// The result, if there is one; otherwise the progress thread wakes the waker of `context` when
+    /// there is. An error if no progress thread can run.
     fn watch(&self, context: &Context<'_>) -> Result<Option<Result<()>>> {
         let driving = self.driving()?;
         let progress = &self.communicator.inner.progress;
@@ -98,8 +98,8 @@ impl Operation {
         Ok(driving.watch(self.task, context.waker()))
     }
 
-    /// Puts it into a queue, once: when it has ended, the queue has a completion with the number
-    /// `user`. It may be dropped then, and waited for all the same.
+    /// Puts the operation into a queue, once: when it has ended, the queue has a completion with the
+    /// number `user`. The operation may be dropped then. It may also be waited for all the same.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the queue is of another family, or the operation is in a queue
@@ -121,8 +121,8 @@ impl Operation {
         Ok(())
     }
 
-    /// Whether it has ended; makes progress once. An operation that failed gives its error here and
-    /// in [`Operation::wait`].
+    /// Makes progress once; returns whether the operation has ended. If it has failed, this returns
+    /// its error, and so does [`Operation::wait`].
     pub fn test(&mut self) -> Result<bool> {
         let driving = self.driving()?;
         if self.result.is_none() {
@@ -133,8 +133,8 @@ impl Operation {
             .map_or(Ok(false), |result| result.map(|()| true))
     }
 
-    /// Waits for its end. If nothing moves for the communicator's timeout, neither on it nor on
-    /// operations before it, it fails.
+    /// Waits for its end. It fails if nothing moves for the communicator's timeout, neither in it
+    /// nor in operations started before it.
     pub fn wait(mut self) -> Result<()> {
         self.wait_at_most(None, || false)?;
         self.result
@@ -142,13 +142,13 @@ impl Operation {
             .expect("a wait without a limit ends with a result")
     }
 
-    /// Waits at most `limit`; `Ok(false)`: still running.
+    /// Waits at most for `limit`. `Ok(false)`: it has not ended.
     pub fn wait_timeout(&mut self, limit: Duration) -> Result<bool> {
         self.wait_timeout_unless(limit, || false)
     }
 
-    /// As [`Self::wait_timeout`], but stops when `is_given_up`. The thread that makes that true
-    /// then rings this rank's bell.
+    /// As [`Self::wait_timeout`], but also stops when `is_given_up`. A thread that makes it true
+    /// calls [`Driving::ring`] afterwards.
     pub(super) fn wait_timeout_unless(
         &mut self,
         limit: Duration,
@@ -160,7 +160,7 @@ impl Operation {
             .map_or(Ok(false), |result| result.map(|()| true))
     }
 
-    /// Takes the result if it has ended. The caller holds the engine and has driven it.
+    /// Takes the result if the operation has ended. The caller holds the engine and has driven it.
     pub(super) fn look(&mut self, engine: &mut Engine) {
         if self.result.is_none() {
             self.result = engine.result(self.task);
@@ -170,7 +170,7 @@ impl Operation {
         }
     }
 
-    /// Whether the last look saw its end.
+    /// Whether a test, a wait or [`Operation::look`] has found its end.
     pub(super) fn is_over(&self) -> bool {
         self.result.is_some()
     }
@@ -180,7 +180,8 @@ impl Operation {
         self.result.clone().expect("it has ended")
     }
 
-    /// Takes the result if there is one in time. An error is of the waiting, not of the operation.
+    /// Takes the result if the operation ends in time. An error is of the wait, not of the
+    /// operation.
     fn wait_at_most(
         &mut self,
         limit: Option<Duration>,
@@ -193,7 +194,7 @@ impl Operation {
         Ok(())
     }
 
-    /// Cancels it, which fails the communicator on all ranks.
+    /// Cancels the operation, which fails the communicator on all ranks.
     pub fn cancel(self) -> Result<()> {
         self.driving()?.cancel(self.task)
     }
@@ -225,7 +226,7 @@ impl std::fmt::Debug for Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        // The parent's is left alone.
+        // In a forked child this leaves the parent's task alone.
         if let (None, Ok(driving)) = (&self.result, self.driving()) {
             driving.engine().release(self.task);
         }

@@ -1,5 +1,5 @@
-//! Where sums of f16 overflow: what [`ReduceOp`] says, with every algorithm of an allreduce, over
-//! shared memory and TCP.
+//! Sums of f16 that overflow behave as [`ReduceOp`] says, with every algorithm of an allreduce,
+//! over shared memory and TCP.
 
 use super::Communicator;
 use crate::collective;
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 const RANKS: u32 = 3;
 
-/// What three ranks get that give this value, by each algorithm that can run: as many as there are,
-/// and the values.
+/// The results of an allreduce on three ranks that all give `value`, one after another for each
+/// algorithm that can run.
 fn results(transport: &str, value: f32, op: ReduceOp) -> Vec<f32> {
     let job = format!("overflow-{}-{transport}-{value}-{op}", std::process::id());
     let run = |rank: u32| -> Vec<f32> {
@@ -31,7 +31,7 @@ fn results(transport: &str, value: f32, op: ReduceOp) -> Vec<f32> {
             buffer.write(0, &[f16::from_f32(value); 16]).unwrap();
             match call.clone().algorithm(algorithm.name).run() {
                 Ok(()) => found.extend(buffer.as_slice().unwrap().iter().map(|x| x.to_f32())),
-                // It needs what this transport has not.
+                // The algorithm needs what this transport does not have.
                 Err(Error::InvalidArgument(_)) => {}
                 Err(other) => panic!("{}: {other}", algorithm.name),
             }
@@ -60,6 +60,6 @@ fn an_average_of_f16_is_right_below_the_bound_and_beyond_it_where_it_is_scaled_f
         let found = results(transport, 57344.0, ReduceOp::Avg);
         beyond.extend(found.into_iter().map(f32::to_bits));
     }
-    // By the algorithm: the docs tell both.
+    // Which of the two depends on the algorithm; the docs name both.
     assert_eq!(beyond, [57344.0, f32::INFINITY].map(f32::to_bits).into());
 }

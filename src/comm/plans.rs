@@ -1,4 +1,5 @@
-//! [`Plans`]: from calls to prepared schedules, cached by everything but the count.
+//! [`Plans`]: chooses the schedules of a call. Prepared schedules are cached; a cached one serves
+//! any count of elements.
 
 mod explain;
 
@@ -16,10 +17,10 @@ use crate::schedule::Builder;
 use crate::types::{Collective, DataType, Rank};
 use std::sync::Arc;
 
-/// Calls whose plan is remembered as a whole: a training step repeats a few sizes.
+/// How many calls are remembered with their whole plan. A training step repeats a few sizes.
 const RECENT_CALLS: usize = 16;
 
-/// Lines that `LINERATE_DEBUG=info` prints at most.
+/// The most lines that `LINERATE_DEBUG=info` prints about choices.
 const EXPLAINED_MAX: usize = 256;
 
 /// What a cached schedule was built for.
@@ -35,7 +36,7 @@ enum Key {
     Transfers(Vec<TransferShape>),
 }
 
-/// What the plan of a call depends on, besides the ranks.
+/// All that the plan of a call depends on, besides the ranks.
 #[derive(Clone, PartialEq)]
 struct Recent {
     collective: Collective,
@@ -51,15 +52,16 @@ struct Recent {
 #[derive(Clone)]
 pub(super) struct Plan {
     pub prepared: Arc<Prepared>,
-    /// If peers' buffers are reached and some rank's are not registered.
+    /// Runs instead if `prepared` uses buffers of peers and some rank's buffer is not registered.
     pub fallback: Option<Arc<Prepared>>,
 }
 
-/// Chooses algorithms and keeps their schedules, least recently used last.
+/// Chooses algorithms and caches their schedules. A full cache drops the entry that was used least
+/// recently.
 pub(super) struct Plans {
     /// Threads of this rank that share large copies and reductions.
     pub threads: u32,
-    /// All other ranks read long messages of memory that is not registered where they lie.
+    /// All other ranks fetch long messages of memory that is not registered from where they lie.
     pub is_fetched: bool,
     rank: Rank,
     ranks: u32,
@@ -69,13 +71,13 @@ pub(super) struct Plans {
     /// What all ranks have if every caller's memory is registered.
     available: Available,
     mapped: bool,
-    /// For every call (see [`crate::Config::algorithm`]).
+    /// The algorithm that the settings name for every call (see [`crate::Config::algorithm`]).
     default_algorithm: Option<String>,
-    /// Say what is chosen and why.
+    /// Print what is chosen and why.
     debug: bool,
     cached: Vec<(Key, Arc<Prepared>)>,
-    /// Latest first. Choosing by cost and building a request take several times as long as the rest
-    /// of a small operation.
+    /// Latest first. It saves building a request and choosing by cost, which take several times as
+    /// long as the rest of a small operation.
     recent: Vec<(Recent, Plan)>,
     explained: Vec<(Collective, &'static str, Option<u32>)>,
 }
@@ -115,13 +117,13 @@ impl Plans {
         }
     }
 
-    /// Whether all ranks map each other's windows, and share fewer cores than they are; the same on
+    /// Whether all ranks map each other's windows and there are fewer cores than ranks. Equal on
     /// all ranks.
     pub fn is_crowded_host(&self) -> bool {
         self.mapped && self.available.cores < self.ranks
     }
 
-    /// The prices of messages, and whether they stay inside a host.
+    /// The prices of messages, and whether messages stay inside one host.
     pub fn link_model(&self) -> (Model, bool) {
         (self.model, self.mapped)
     }
@@ -131,8 +133,8 @@ impl Plans {
         self.hosts[rank as usize]
     }
 
-    /// The prices of this host, on which all ranks share `cores` cores (0: unknown); the same on
-    /// all ranks, before the first call.
+    /// Takes the prices and findings of a host on which all ranks share `cores` cores (0: unknown).
+    /// All ranks give equal arguments, before their first call.
     pub fn use_models(&mut self, models: &Models, cores: usize) {
         if self.mapped {
             self.available.cores = match cores {
@@ -223,7 +225,7 @@ impl Plans {
         Ok(Plan { prepared, fallback })
     }
 
-    /// Says once per size (in powers of two) and collective what was chosen and why.
+    /// Prints what was chosen and why, once for each collective and size (in powers of two).
     fn explain(&mut self, call: &Call, algorithm: &Algorithm, is_forced: bool) {
         let bytes = call.count * call.dtype.size_bytes() as u64;
         let line = (call.collective, algorithm.name, bytes.checked_ilog2());
@@ -256,7 +258,8 @@ impl Plans {
         };
         let Ok(algorithm) = collective::find(call.collective, name) else {
             if call.algorithm.is_none() {
-                // One name for all collectives can exist for some of them only.
+                // The settings name one algorithm for all collectives, and not every collective has
+                // one of that name.
                 return Ok((self.choose(call, request, self.mapped).algorithm, false));
             }
             return Err(collective::find(call.collective, name).unwrap_err());
@@ -265,7 +268,7 @@ impl Plans {
         Ok((algorithm, true))
     }
 
-    /// What the call looks like to builders.
+    /// The request by which builders make the schedule of a call.
     pub fn request(&self, call: &Call, in_place: bool) -> Request {
         Request {
             collective: call.collective,
@@ -318,8 +321,9 @@ impl Plans {
             .iter()
             .position(|a| std::ptr::eq(a, algorithm));
         let place = place.expect("algorithms come from the table") as u32;
-        // Without it a root would end before the others begin, and two roots would never learn of
-        // each other. Across hosts it would cost a message between every two ranks.
+        // Without a roll call the root would end before the other ranks begin, and if two ranks
+        // named different roots, neither would learn of it. Across hosts a roll call would cost a
+        // message between every two ranks.
         let has_roll_call = self.mapped && request.collective.is_rooted();
         let key = Key::Collective {
             collective: request.collective,
@@ -355,11 +359,11 @@ impl Plans {
     }
 }
 
-/// Bytes of `count` elements, as the choice of an algorithm sees them: equal on all ranks.
+/// Bytes of `count` elements, by which an algorithm is chosen. Equal on all ranks.
 fn bytes_of(call: &Call) -> u64 {
     let elements = match call.collective {
         Collective::AllGatherV => call.receive_counts.iter().copied().max().unwrap_or(0),
-        // Counts differ between ranks, and the choice must not.
+        // Counts differ between ranks, but all ranks must choose alike.
         Collective::AllToAllV => 0,
         _ => call.count,
     };

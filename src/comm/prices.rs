@@ -1,18 +1,18 @@
-//! The findings of this host, from the file in which `linerate explain --calibrate` has stored
+//! Reads the findings of this host from the file in which `linerate explain --calibrate` has stored
 //! them.
 //!
-//! A file that is bad costs a line on standard error and the stored findings, never the job:
-//! choices are then made by the built-in ones.
+//! A bad file never fails the job. Then one line on standard error says what is wrong, and choices
+//! are made by the built-in findings.
 
 use crate::config::PriceList;
 use crate::cost::{self, Models};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// What the kernel says of the processors.
+/// The file in which the kernel describes the processors.
 const CPUINFO: &str = "/proc/cpuinfo";
 
-/// The prices and findings to use, and what is wrong with the stored ones.
+/// The prices and findings to use, and a complaint if the stored findings cannot be used.
 pub(super) fn read_prices(list: &PriceList) -> (Models, Option<String>) {
     let (path, is_asked_for) = match list {
         PriceList::BuiltIn => return (Models::BUILT_IN, None),
@@ -41,7 +41,7 @@ fn read(path: &Path, is_asked_for: bool) -> Result<Option<Models>, String> {
     cost::parse(&text, &host()).map_err(|e| e.to_string())
 }
 
-/// The name of this host's section in a file of prices (see `cost::host_key`).
+/// The name of this host's section in a file of findings (see `cost::host_key`).
 pub fn host() -> String {
     cost::host_key(&std::fs::read_to_string(CPUINFO).unwrap_or_default())
 }

@@ -1,5 +1,5 @@
-//! Who moves the operations of a communicator while the application computes: see
-//! [`Config::progress`].
+//! The progress thread, which advances the operations of a communicator while the application
+//! computes: see [`Config::progress`].
 //!
 //! [`Config::progress`]: crate::Config::progress
 
@@ -66,11 +66,11 @@ impl ProgressChoice {
         }
     }
 
-    /// An operation is started: begins the thread if the setting says so. `Ok(false)`: calls will
-    /// make its progress, which was not known.
+    /// An operation is being started: starts the thread if the setting asks for it. `Ok(false)`:
+    /// the calls of the application make progress, and this operation is the first to find that.
     #[inline]
     pub fn settle(&self) -> Result<bool> {
-        // Relaxed: a thread that misses it takes the lock.
+        // Relaxed: a thread that reads the old value decides again, with the same result.
         match self.is_settled.load(Ordering::Relaxed) {
             true => Ok(true),
             false => self.settle_first(),

@@ -1,17 +1,18 @@
-//! [`Ranges`]: where the registered buffers of this process lie, so that memory which a caller
-//! names by its address is used as registered where it is; and the [`Owner`] of each.
+//! [`Ranges`]: where the registered buffers of this process lie. Memory that a caller names by its
+//! address is looked up there, and used as registered if it lies inside a buffer. [`Owner`]: the
+//! memory of a buffer and of all its parts.
 //!
-//! A range is here from the allocation of its buffer until the last share of it is dropped, which
-//! comes before its pages are given back: an address that is found belongs to a buffer that lives.
-//! Communicators made from one another know each other's buffers. It is asked only where memory
-//! comes without a [`super::Buffer`].
+//! A buffer is in the list from its allocation until its last share is dropped. It leaves the list
+//! before its pages are unmapped, so an address that is found belongs to a living buffer.
+//! Communicators that were made from one another share one list. Memory in a [`super::Buffer`] is
+//! not looked up.
 
 use crate::memory::{Borrows, ProcessMark, Region, RegionKey, RegionKind, View};
 use crate::sync::{Arc, Mutex, PoisonError};
 use std::collections::BTreeMap;
 use std::sync::Weak;
 
-/// See the module.
+/// The registered buffers, by address.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     /// From the address of a buffer to its length in bytes and its owner.
@@ -19,7 +20,8 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// Knows a buffer from now on. Memory without addresses is not known.
+    /// Adds a buffer. Memory without addresses (of a size-only simulation) and empty memory are not
+    /// added.
     pub fn add(&self, whole: View, owner: &Arc<Owner>) {
         if !whole.is_size_only() && !whole.is_empty() {
             let range = (whole.len_bytes(), Arc::downgrade(owner));
@@ -27,20 +29,21 @@ impl Ranges {
         }
     }
 
-    /// The owner of this memory is about to end.
+    /// Removes the buffer of this memory, whose owner is being dropped.
     pub fn forget(&self, whole: View) {
         self.lock().remove(&whole.as_ptr().addr());
     }
 
-    /// The owner of the buffer in which all of this memory lies, and where it begins there, in
-    /// bytes.
+    /// The owner of the buffer that contains all of this memory, and the memory's offset in that
+    /// buffer, in bytes.
     pub fn find(&self, view: View) -> Option<(Arc<Owner>, usize)> {
         let address = view.as_ptr().addr();
         let known = self.lock();
         let (&start, (bytes, owner)) = known.range(..=address).next_back()?;
         let offset = address - start;
         let is_inside = view.len_bytes() <= bytes.checked_sub(offset)?;
-        // Upgraded under the lock, dropped outside of it: the last share takes it.
+        // The share is made under the lock and dropped outside of it: dropping the last share takes
+        // the lock.
         let owner = is_inside.then(|| owner.upgrade()).flatten()?;
         Some((owner, offset))
     }
@@ -50,8 +53,8 @@ impl Ranges {
     }
 }
 
-/// Keys whose memory nobody uses any more, to be deregistered by the next caller that has the
-/// engine.
+/// Keys of regions whose memory nothing uses any more. The next caller that holds the engine
+/// deregisters them.
 #[derive(Debug)]
 pub(super) struct Garbage {
     keys: Mutex<Vec<RegionKey>>,
@@ -67,35 +70,35 @@ impl Garbage {
     }
 
     fn add(&self, key: RegionKey) {
-        // A forked child has copies of buffers; what is registered is the parent's, and so may be
-        // the lock.
+        // A forked child has copies of buffers. Their registrations belong to the parent, of which
+        // another thread may have held the lock at the fork.
         if !self.process.is_forked() {
             let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
             keys.push(key);
         }
     }
 
-    /// All of them.
+    /// Takes all keys.
     pub fn take(&self) -> Vec<RegionKey> {
         std::mem::take(&mut *self.keys.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A region's name in one communicator, which is told apart by its garbage.
+/// The key of a region in one communicator. The garbage tells in which one.
 pub(super) type Registration = (RegionKey, Arc<Garbage>);
 
 /// The memory of a buffer and all its parts.
 #[derive(Debug)]
 pub(super) struct Owner {
-    /// `None`: memory of the caller, who keeps it.
+    /// `None`: the caller owns the memory.
     pub(super) region: Option<Arc<Region>>,
-    /// With the communicator that allocated it.
+    /// The registration in the communicator that allocated it.
     pub(super) registration: Option<Registration>,
-    /// That know where it lies.
+    /// The list that contains it.
     pub(super) ranges: Option<Arc<Ranges>>,
-    /// With others that have used it.
+    /// The registrations in other communicators that have used it.
     pub(super) further: Mutex<Vec<Registration>>,
-    /// Who uses which of its bytes.
+    /// Which operation, slice or copy uses which of its bytes.
     pub(super) borrows: Arc<Borrows>,
 }
 
@@ -128,7 +131,7 @@ impl Owner {
         }
     }
 
-    /// The region, if other communicators can register it too.
+    /// The region, if other communicators can register it, too.
     pub fn shared_region(&self) -> Option<&Arc<Region>> {
         let is_shared = |region: &&Arc<Region>| matches!(region.kind(), RegionKind::Shared(_));
         self.region.as_ref().filter(is_shared)

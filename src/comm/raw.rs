@@ -1,4 +1,4 @@
-//! [`RawBuffer`]: a range of memory without a type, as operations take it. Users hold a
+//! [`RawBuffer`]: a range of memory without an element type, as operations use it. Users hold a
 //! [`super::Buffer`].
 
 use super::ranges::{Garbage, Owner, Ranges};
@@ -8,7 +8,7 @@ use crate::memory::{Access, Borrows, Element, Held, Kept, Region, RegionKey, Vie
 use crate::sync::{Arc, PoisonError};
 use std::ops::Range;
 
-/// Bytes of an allocation, and how an operation uses them.
+/// A range of bytes of an allocation, and how an operation uses it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Use {
     bytes: Range<usize>,
@@ -16,7 +16,7 @@ pub(super) struct Use {
 }
 
 impl Use {
-    /// The least range with both, which is written.
+    /// The smallest range that contains both, used exclusively.
     pub fn union(&self, other: &Use) -> Use {
         let start = self.bytes.start.min(other.bytes.start);
         Use {
@@ -26,9 +26,9 @@ impl Use {
     }
 }
 
-/// A range of registered or plain memory. Clones and parts share the bytes; they live until the
-/// last clone and the last operation on them are gone. A slice that is lent to a blocking call has
-/// no owner: its lender keeps it.
+/// A range of memory, registered or not. Clones and parts share the bytes, which live until the
+/// last clone and the last operation on them are gone. A slice that a caller lends to a blocking
+/// call has no owner here: the caller keeps it.
 #[derive(Clone, Debug)]
 pub struct RawBuffer {
     owner: Option<Arc<Owner>>,
@@ -68,8 +68,8 @@ impl RawBuffer {
         }
     }
 
-    /// Memory that the caller keeps: the part of a registered buffer that it is, if these ranges
-    /// know it.
+    /// Memory that the caller owns. If it lies inside a registered buffer of `ranges`, it is that
+    /// part of the buffer.
     pub(super) fn at(view: View, ranges: &Ranges) -> RawBuffer {
         RawBuffer::inside(view, ranges).unwrap_or_else(|| RawBuffer {
             owner: Some(Arc::new(Owner::new(None))),
@@ -77,7 +77,7 @@ impl RawBuffer {
         })
     }
 
-    /// The part of a registered buffer that this memory is.
+    /// The part of a registered buffer that this memory is, if it lies inside one.
     fn inside(view: View, ranges: &Ranges) -> Option<RawBuffer> {
         let (owner, offset) = ranges.find(view)?;
         let key = owner.registration.as_ref()?.0;
@@ -87,25 +87,26 @@ impl RawBuffer {
         })
     }
 
-    /// A slice that the caller of a blocking call has lent, and nothing else uses.
+    /// A slice that the caller of a blocking call lends; nothing else uses it.
     pub(super) fn lent(view: View) -> RawBuffer {
         RawBuffer { owner: None, view }
     }
 
-    /// Whether it is a slice that was lent.
+    /// Whether it is a slice that a caller lends.
     pub(super) fn is_lent(&self) -> bool {
         self.owner.is_none()
     }
 
-    /// Whether its key is one of the communicator with this garbage, or it has none.
+    /// Whether its key belongs to the communicator that has this garbage, or it has no key.
     #[inline]
     pub(super) fn is_at_home(&self, garbage: &Arc<Garbage>) -> bool {
         let own = (self.owner.as_ref()).and_then(|owner| owner.registration.as_ref());
         own.is_none_or(|(_, home)| Arc::ptr_eq(home, garbage))
     }
 
-    /// These bytes with the key of another communicator, which `register` asks for at the first
-    /// use. A region that it cannot reach counts as the caller's own memory.
+    /// These bytes with a key of the communicator that has this garbage. At the first use,
+    /// `register` makes the key. If another communicator cannot register the region, the result
+    /// counts as not registered.
     pub(super) fn moved_to(
         &self,
         garbage: &Arc<Garbage>,
@@ -114,14 +115,14 @@ impl RawBuffer {
         let Some(owner) = &self.owner else {
             return Ok(self.clone());
         };
-        // The communicator may be one that a child made, and the memory its parent's.
+        // A child may have made the communicator, while the memory belongs to its parent.
         self.check_process()?;
         let mut further = (owner.further.lock()).unwrap_or_else(PoisonError::into_inner);
         let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
         let key = match (known, owner.shared_region()) {
             (Some((key, _)), _) => *key,
             (None, Some(region)) => {
-                // A communicator that is gone has ended its registrations with itself.
+                // Forgets communicators that are gone: their registrations have ended with them.
                 further.retain(|(_, home)| Arc::strong_count(home) > 1);
                 let key = register(region.clone())?;
                 further.push((key, garbage.clone()));
@@ -135,7 +136,7 @@ impl RawBuffer {
         })
     }
 
-    /// The `bytes` bytes from `start`. Panics if they are not inside.
+    /// The `bytes` bytes from byte `start` on. Panics if they are not inside.
     pub fn part(&self, start: usize, bytes: usize) -> RawBuffer {
         RawBuffer {
             owner: self.owner.clone(),
@@ -164,14 +165,14 @@ impl RawBuffer {
         &self.view
     }
 
-    /// An error in a process that was forked from the one that registered the memory.
+    /// An error if this process was forked from the one that registered the memory.
     fn check_process(&self) -> Result<()> {
         let own = (self.owner.as_ref()).and_then(|owner| owner.registration.as_ref());
         own.map_or(Ok(()), |(_, home)| home.process.check())
     }
 
-    /// The borrows of its allocation, and its own place there. Not of a slice that is lent, which
-    /// its lender has borrowed.
+    /// The borrows of its allocation, and its own range of bytes there. Panics for a slice that a
+    /// caller lends: the caller has borrowed it.
     pub(super) fn borrows(&self) -> Result<(&Borrows, Range<usize>)> {
         self.check_process()?;
         let owner = self
@@ -182,7 +183,7 @@ impl RawBuffer {
         Ok((&owner.borrows, start..start + self.view.len_bytes()))
     }
 
-    /// Borrows all of it for as long as the result lives, for what is done with it under this name.
+    /// Borrows all of it for as long as the result lives. Errors of conflicting uses show `name`.
     pub(super) fn borrow_all(
         &self,
         access: Access,
@@ -192,8 +193,8 @@ impl RawBuffer {
         self.borrow(&self.part_used(self.len_bytes(), access), name)
     }
 
-    /// Borrows all of it until the result ends. Peers reach it only by operations that borrow
-    /// nothing.
+    /// Borrows all of it until the result ends. Only operations that borrow nothing themselves let
+    /// peers reach it meanwhile.
     pub(super) fn keep_all(&self, access: Access, name: &'static str) -> Result<Option<Kept>> {
         let held = self.borrow_all(access, name)?;
         Ok(self
@@ -203,21 +204,21 @@ impl RawBuffer {
             .map(|(owner, held)| held.keep(&owner.borrows, owner.clone(), false)))
     }
 
-    /// Writes elements from element `index` on, of memory that nobody else uses. Panics if they do
+    /// Writes elements, from element `index` on. Nothing else may use the memory. Panics if they do
     /// not fit.
     pub fn write<T: Element>(&self, index: usize, source: &[T]) {
         let start = index * size_of::<T>();
         kernel::write(self.view, start, bytemuck::cast_slice(source));
     }
 
-    /// All elements, copied, of memory that nobody else writes.
+    /// A copy of all elements. Nothing may write the memory meanwhile.
     pub fn to_vec<T: Element>(&self) -> Vec<T> {
         let mut all = vec![T::zeroed(); self.len_bytes() / size_of::<T>()];
         kernel::read(self.view, 0, bytemuck::cast_slice_mut(&mut all));
         all
     }
 
-    /// The first `bytes` of its bytes, as an operation uses them.
+    /// The first `bytes` bytes of it, with this access.
     pub(super) fn part_used(&self, bytes: usize, access: Access) -> Use {
         let start = self.view.offset() as usize;
         Use {
@@ -234,7 +235,7 @@ impl RawBuffer {
         }
     }
 
-    /// Borrows bytes for an operation with this name.
+    /// Borrows bytes for an operation of this name. `None` for a lent slice.
     #[inline]
     pub(super) fn borrow(&self, used: &Use, name: &'static str) -> Result<Option<Held<'_>>> {
         let Some(owner) = &self.owner else {
@@ -245,7 +246,8 @@ impl RawBuffer {
         held.map(Some)
     }
 
-    /// What an operation keeps of it that goes on without its caller.
+    /// What an operation that goes on without its caller keeps: the memory, and the borrow if there
+    /// is one.
     pub(super) fn keep(&self, held: Option<Held<'_>>) -> Option<Kept> {
         let owner = self.owner.as_ref()?;
         Some(match held {
@@ -254,11 +256,11 @@ impl RawBuffer {
         })
     }
 
-    /// Where `other` begins relative to this buffer, in bytes, if both are parts of one memory.
+    /// Where `other` begins relative to this buffer, in bytes; `None` if both cannot be compared.
     pub(super) fn distance_to(&self, other: &RawBuffer) -> Option<isize> {
         let (own, others) = (self.view.as_ptr().addr(), other.view.as_ptr().addr());
         if own != 0 && others != 0 {
-            // Memory that callers keep has an owner for each time that it was named.
+            // Addresses tell it: memory that was adopted twice has two owners.
             return Some(others.wrapping_sub(own) as isize);
         }
         self.has_owner_of(other)

@@ -1,5 +1,5 @@
-//! [`Repeats`]: calls that come again on the same memory, as the steps of a training do. Nothing of
-//! them has to be checked or looked up again, which is half the instructions of a small operation.
+//! [`Repeats`]: blocking calls that come again on the same memory, as those of training steps do.
+//! Such a call is not checked or looked up again.
 
 use super::call::Call;
 use super::check::Uses;
@@ -7,8 +7,8 @@ use super::raw::RawBuffer;
 use crate::engine::AtOnce;
 use crate::memory::View;
 
-/// Calls remembered: a barrier and the few that a small loop makes. A longer list would cost the
-/// others more than it gains.
+/// How many calls are remembered: a barrier and the few calls of a small loop. A longer list would
+/// cost all other calls more time than it saves.
 const REPEATS_MAX: usize = 4;
 
 /// The latest calls that can run at once, latest first.
@@ -17,18 +17,18 @@ pub(crate) struct Repeats {
     known: Vec<Repeat>,
 }
 
-/// A call and how to run it. The views are compared only; whether they are still there is the
-/// caller's proof, who holds the buffers.
+/// A call and how to run it. The views are only compared, never used. A caller with equal views
+/// holds the buffers, so the memory is there.
 pub(super) struct Repeat {
     memory: [Option<View>; 2],
     algorithm: Option<String>,
-    /// What it uses of its memory.
+    /// The bytes of its memory that it uses.
     pub uses: Uses,
     pub at_once: AtOnce,
 }
 
 impl Repeats {
-    /// How to run this call on this memory, if it is known.
+    /// How to run this call on this memory, if it has been remembered.
     #[inline]
     pub fn find(&mut self, call: &Call<'_>) -> Option<&mut Repeat> {
         let memory = memory_of(call);
@@ -44,7 +44,7 @@ impl Repeats {
         })
     }
 
-    /// Remembers a call instead of the one that was remembered first.
+    /// Remembers a call. If the list is full, it forgets the oldest one.
     pub fn remember(&mut self, call: &Call<'_>, uses: Uses, at_once: AtOnce) {
         self.known.truncate(REPEATS_MAX - 1);
         let repeat = Repeat {
@@ -57,7 +57,7 @@ impl Repeats {
     }
 }
 
-/// Where a call's input and output lie.
+/// The memory of a call's input and output.
 #[inline]
 fn memory_of<'a>(call: &Call<'a>) -> [Option<&'a View>; 2] {
     [call.input, call.output].map(|buffer| buffer.map(RawBuffer::view_ref))

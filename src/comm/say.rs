@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-/// A line for people, whole even when several ranks share the terminal.
+/// Writes a line in one piece, so that it stays whole when several ranks share a terminal.
 pub(super) fn say(text: &str) {
-    // Nobody can be told that standard error is closed.
+    // Ignores errors: there is nowhere else to report them.
     let _ = std::io::stderr().write_all(format!("linerate: {text}\n").as_bytes());
 }

@@ -1,4 +1,5 @@
-//! [`Shape`]: what each collective needs of its memory. It checks lengths and makes the [`Call`].
+//! [`Shape`]: how long the buffers of each collective must be. It checks the lengths and makes the
+//! [`Call`].
 
 use super::Communicator;
 use super::call::Call;
@@ -8,9 +9,9 @@ use crate::memory::Element;
 use crate::types::{Collective, Rank, ReduceOp};
 use std::marker::PhantomData;
 
-/// One collective of elements `T`, as one rank sees it.
+/// One collective of elements of type `T`, as one rank sees it.
 ///
-/// Errors of all: [`Error::InvalidArgument`]: lengths that do not fit.
+/// Methods return [`Error::InvalidArgument`] if lengths do not fit.
 pub(super) struct Shape<T> {
     collective: Collective,
     rank: Rank,
@@ -44,15 +45,15 @@ impl<T: Element> Shape<T> {
         Shape { root, ..self }
     }
 
-    /// Its call on this memory, the same twice or a block of the other for in place. What this rank
-    /// does not need of a rooted collective is not looked at.
+    /// The call on this memory. In place, both are one buffer, or one is a block of the other. A
+    /// buffer that this rank does not need in a rooted collective is ignored.
     pub(super) fn on<'a>(&self, input: &'a RawBuffer, output: &'a RawBuffer) -> Result<Call<'a>> {
         use Collective::{AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
         let is_root = self.rank == self.root;
         let input = (is_root || !matches!(self.collective, Broadcast | Scatter)).then_some(input);
         let output = (is_root || !matches!(self.collective, Reduce | Gather)).then_some(output);
-        // What every rank has tells the count; the other side has as much, or a block for each
-        // rank.
+        // The buffer that every rank has gives the count. The other one is as long, or has one
+        // block for each rank.
         let (one, other, what) = match self.collective {
             Broadcast | Scatter | ReduceScatter => (output, input, "input"),
             _ => (input, output, "output"),
@@ -90,7 +91,7 @@ impl<T: Element> Shape<T> {
         })
     }
 
-    /// The call of an all-to-allv; the engine checks its lengths.
+    /// The call of an all-to-allv. `check.rs` checks its lengths.
     pub(super) fn on_both_counts<'a>(
         &self,
         input: &'a RawBuffer,
@@ -105,13 +106,13 @@ impl<T: Element> Shape<T> {
         }
     }
 
-    /// The own one of the equal blocks of `data`.
+    /// This rank's block of `data`, which has one equally long block for each rank.
     pub(super) fn own_block(&self, data: &RawBuffer) -> Result<RawBuffer> {
         let count = self.block(len::<T>(data))?;
         Ok(part::<T>(data, self.rank as usize * count, count))
     }
 
-    /// The block of `data` that belongs to this rank, where block r has `counts[r]` elements.
+    /// This rank's block of `data`, where block r has `counts[r]` elements.
     pub(super) fn own_block_of(&self, data: &RawBuffer, counts: &[u64]) -> Result<RawBuffer> {
         let (start, own) = self.own_place(counts)?;
         match start.checked_add(own) {
@@ -125,7 +126,7 @@ impl<T: Element> Shape<T> {
         }
     }
 
-    /// It borrows its memory.
+    /// A call of `count` elements that borrows its memory.
     fn call(&self, count: usize) -> Call<'static> {
         Call {
             op: self.op,
@@ -135,7 +136,7 @@ impl<T: Element> Shape<T> {
         }
     }
 
-    /// `count` elements for each rank.
+    /// The elements of one block of `count` elements for each rank.
     fn blocks(&self, count: usize) -> Result<usize> {
         count.checked_mul(self.ranks as usize).ok_or_else(|| {
             Error::invalid(format!(
@@ -145,7 +146,7 @@ impl<T: Element> Shape<T> {
         })
     }
 
-    /// The elements of a block, one of which belongs to each rank.
+    /// The elements of one block, if there is one for each rank.
     fn block(&self, elements: usize) -> Result<usize> {
         let ranks = self.ranks as usize;
         if elements.is_multiple_of(ranks) {
@@ -157,7 +158,8 @@ impl<T: Element> Shape<T> {
         )))
     }
 
-    /// Where this rank's block begins, and its elements, where block r has `counts[r]` elements.
+    /// The first element and the length of this rank's block, where block r has `counts[r]`
+    /// elements.
     fn own_place(&self, counts: &[u64]) -> Result<(usize, usize)> {
         let Some(&own) = counts.get(self.rank as usize) else {
             return Err(Error::invalid(format!(
@@ -195,7 +197,7 @@ fn len<T: Element>(memory: &RawBuffer) -> usize {
     memory.len_bytes() / size_of::<T>()
 }
 
-/// `count` elements from `start`.
+/// `count` elements from element `start` on.
 fn part<T: Element>(memory: &RawBuffer, start: usize, count: usize) -> RawBuffer {
     memory.part(start * size_of::<T>(), count * size_of::<T>())
 }

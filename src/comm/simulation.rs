@@ -1,4 +1,4 @@
-//! [`Simulation`]: the ranks of a job in one process and in virtual time, on a modelled fabric.
+//! [`Simulation`]: all ranks of a job in one process, in virtual time, on a simulated fabric.
 
 use super::connect::{self, Common, Origin};
 use super::driving::Driving;
@@ -15,21 +15,23 @@ use std::sync::Arc;
 
 /// Real communicators of all ranks over the `sim` transport, stepped by one thread.
 ///
-/// Operations are started and tested as usual; nobody can wait for one inside a rank, because the
-/// time of all ranks is advanced by [`Simulation::run`]. The same options and seed give the same
-/// run. So what waits for other ranks inside a call is not there: [`Communicator::split`],
-/// [`Communicator::duplicate`], [`Communicator::rebuild`] and [`Fusion`](super::Fusion) return an
-/// error. [`Simulation::run_sparse`] steps a sparse allreduce of all ranks.
+/// Operations are started and tested as usual. A rank cannot wait for one, because
+/// [`Simulation::run`] advances the time of all ranks. Equal options and seeds give equal runs.
+///
+/// Calls that wait for other ranks return an error: [`Communicator::split`],
+/// [`Communicator::duplicate`], [`Communicator::rebuild`] and [`Fusion`](super::Fusion).
+/// [`Simulation::run_sparse`] steps a sparse allreduce of all ranks.
 pub struct Simulation {
     world: World,
     communicators: Vec<Communicator>,
     ready: Vec<Rank>,
-    /// Driven since the last [`Simulation::advance`], each once or more.
+    /// The ranks driven since the last [`Simulation::advance`]; a rank may be in it several times.
     moved: Vec<Rank>,
 }
 
 impl Simulation {
-    /// A job of `options.ranks` ranks, connected. `size_only` buffers have lengths and no bytes.
+    /// A job of `options.ranks` ranks, connected. With `options.size_only`, buffers have lengths
+    /// and no bytes.
     pub fn new(options: SimOptions, config: Config) -> Result<Simulation> {
         config.check()?;
         options.check()?;
@@ -96,19 +98,19 @@ impl Simulation {
         &self.communicators
     }
 
-    /// The fabric, for faults and statistics.
+    /// The simulated fabric, to inject faults and read statistics.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// Virtual time.
+    /// The virtual time.
     pub fn now(&self) -> Time {
         self.world.now()
     }
 
-    /// A rank leaves in good order, as by dropping every handle of its communicator: what it has
-    /// sent is delivered in its time, and then its peers learn that it has left. Operations of it
-    /// that have not ended are given up.
+    /// A rank leaves in good order, as if it dropped every handle of its communicator. The network
+    /// delivers what it has sent, and then its peers learn that it has left. Its operations that
+    /// have not ended are given up.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: no such rank; any failure of a communicator.
@@ -126,7 +128,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Steps all ranks until `is_done` says so. An error says that nothing can move any more.
+    /// Steps all ranks until `is_done` returns true. An error says that nothing can move any more.
     pub fn run(&mut self, mut is_done: impl FnMut(&[Communicator]) -> bool) -> Result<()> {
         self.settle()?;
         loop {
@@ -142,8 +144,9 @@ impl Simulation {
         }
     }
 
-    /// One step of a sparse allreduce on all ranks, from its start to its end: `sparse` and
-    /// `gradients` by rank, as for [`SparseAllreduce::start`]. The results, by rank.
+    /// Runs one step of a sparse allreduce on all ranks, from its start to its end. `sparse` and
+    /// `gradients` have one entry for each rank, as for [`SparseAllreduce::start`]. Returns the
+    /// results by rank.
     ///
     /// ```
     /// use linerate::{Buffer, Config, DataType, Simulation, SparseAllreduce, SparseOptions, TensorSpec};
@@ -165,8 +168,8 @@ impl Simulation {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: not one of both for each rank, or nothing can move any more; any
-    /// error of a rank's step.
+    /// [`Error::InvalidArgument`]: `sparse` or `gradients` does not have one entry for each rank,
+    /// or nothing can move any more; any error of a rank's step.
     pub fn run_sparse(
         &mut self,
         sparse: &mut [SparseAllreduce],
@@ -202,10 +205,10 @@ impl Simulation {
         }
     }
 
-    /// Goes on to the next point of time at which something happens, and names the ranks to which
-    /// it did: for jobs whose ranks go on one by one, where asking all of them at every point of
-    /// time is most of the work. A caller that starts an operation says so by [`World::wake_at`].
-    /// An error says that nothing can move any more.
+    /// Advances to the next point of time at which something happens, and returns the ranks to
+    /// which it happened. It is for jobs whose ranks go on one by one, where asking all ranks at
+    /// every point of time would be most of the work. A caller that has started an operation of a
+    /// rank calls [`World::wake_at`] for that rank. An error says that nothing can move any more.
     pub fn advance(&mut self) -> Result<&[Rank]> {
         self.moved.clear();
         if self.world.advance() {
@@ -216,8 +219,8 @@ impl Simulation {
         Ok(&self.moved)
     }
 
-    /// Drives those ranks to which something has happened: at most points of time, one or two of a
-    /// thousand.
+    /// Drives the ranks to which something has happened. At most points of time that is one or two
+    /// ranks of a thousand.
     fn drive_ready(&mut self) -> Result<()> {
         let now = self.world.now();
         loop {
@@ -234,7 +237,8 @@ impl Simulation {
         }
     }
 
-    /// Those that were not killed: a dead process stores nothing into its peers' memory.
+    /// The communicators of ranks that were not killed. A dead process stores nothing into its
+    /// peers' memory, so its rank is not driven.
     fn living(&self) -> impl Iterator<Item = &Communicator> {
         let is_alive = |c: &&Communicator| self.world.is_alive(c.rank());
         self.communicators.iter().filter(is_alive)
@@ -253,8 +257,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Nothing is under way: lets the time pass in which silent operations give up. False if none
-    /// did.
+    /// Nothing is under way: advances the time until silent operations time out. Returns false if
+    /// none did.
     fn time_out(&mut self) -> Result<bool> {
         let all = self.communicators.iter().map(Communicator::driving);
         let all: Vec<Arc<Driving>> = all.map(|driving| driving.cloned()).collect::<Result<_>>()?;
@@ -262,7 +266,7 @@ impl Simulation {
         let timeout = timeouts.max().unwrap_or_default();
         let has_failed = |driving: &Arc<Driving>| driving.engine().failure().is_some();
         let before: Vec<bool> = all.iter().map(has_failed).collect();
-        // Once to notice the silence, once more to end the waiting for answers.
+        // The first pass notices the silence, the second one ends the wait for answers.
         for _ in 0..2 {
             self.world
                 .wake_at(0, self.world.now().after(timeout + timeout));

@@ -1,4 +1,4 @@
-//! [`Communicator::split`] and [`Communicator::duplicate`]: communicators made through another one.
+//! [`Communicator::split`] and [`Communicator::duplicate`]: communicators made from another one.
 
 use super::communicator::Communicator;
 use super::connect::{self, Common, Origin};
@@ -7,22 +7,23 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
-/// What a rank's blob begins with: it has a contact, or an error's text follows.
+/// The first byte of a rank's blob: its contact follows (`FINE`), or the text of an error
+/// (`FAILED`).
 const FINE: u8 = 1;
 const FAILED: u8 = 0;
 
 impl Communicator {
-    /// Splits the communicator: the ranks that name the same colour form a new one, ordered by
-    /// `key`, then by their rank here. A rank without a colour takes part and gets none.
-    /// Collective: every rank calls it, in the same order as its other collectives. As
+    /// Splits the communicator: the ranks that give one `color` form a new communicator, ordered by
+    /// `key`, then by their rank here. A rank without a color takes part in the call and gets
+    /// `None`. Collective: every rank calls it, in one order with its other collectives. Like
     /// MPI_Comm_split and ncclCommSplit.
     ///
     /// The new communicator has connections, memory for signals and an order of operations of its
-    /// own, so both may be used at the same time, by several threads too, and in any order on
-    /// different ranks: a wait on one also moves the others of this process. It lives on when this
-    /// one is dropped, fails or is aborted. The death of a rank fails every communicator that it
-    /// was part of. Buffers of one may be used with the other. It has the settings of this one, and
-    /// the progress thread of this one, if they ask for one.
+    /// own. So both may be used at the same time, also by several threads, and in any order on
+    /// different ranks: a wait on one also drives the others of this process. The new one goes on
+    /// when this one is dropped, fails or is aborted. The death of a rank fails every communicator
+    /// that it belongs to. Buffers of one may be used with the other. The new one has the settings
+    /// and the progress thread of this one.
     ///
     /// ```
     /// use linerate::{Communicator, Config};
@@ -42,8 +43,9 @@ impl Communicator {
     ///
     /// # Errors
     /// Any error of an operation on this communicator. [`Error::Bootstrap`] if a rank could not
-    /// make or connect its part: then no rank of that colour gets one, that rank has the reason,
-    /// and this communicator is still good. [`Error::InvalidArgument`] in a simulation.
+    /// make or connect its part: then no rank of that color gets a communicator, the error on that
+    /// rank has the reason, and this communicator still works. [`Error::InvalidArgument`] in a
+    /// simulation.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
         self.check_can_wait("split")?;
         let has_color = u64::from(color.is_some());
@@ -57,8 +59,9 @@ impl Communicator {
         self.build_child(&members, true)
     }
 
-    /// A communicator of the same ranks in the same order, with an order of operations of its own.
-    /// Collective. As MPI_Comm_dup; see [`Communicator::split`] for what the two share and do not.
+    /// Makes a communicator of the same ranks in the same order, with an order of operations of its
+    /// own. Collective. Like MPI_Comm_dup. [`Communicator::split`] says what the two share, and its
+    /// errors.
     pub fn duplicate(&self) -> Result<Communicator> {
         self.check_can_wait("duplicate")?;
         let members: Vec<Rank> = (0..self.ranks()).collect();
@@ -66,8 +69,8 @@ impl Communicator {
         Ok(child.expect("every rank is a member"))
     }
 
-    /// As [`Communicator::duplicate`], for a service with a thread of its own that makes its
-    /// progress: waits on other communicators do not.
+    /// As [`Communicator::duplicate`], for a service that drives the new communicator with a thread
+    /// of its own: waits on other communicators do not drive it.
     pub(super) fn duplicate_apart(&self) -> Result<Communicator> {
         self.check_can_wait("duplicate")?;
         let members: Vec<Rank> = (0..self.ranks()).collect();
@@ -75,9 +78,10 @@ impl Communicator {
         Ok(child.expect("every rank is a member"))
     }
 
-    /// The child of these ranks of the parent, in this order; empty where this rank is in none. All
-    /// ranks of the parent take part in every exchange, whatever goes wrong in their own part, so
-    /// that nobody waits for one who has given up.
+    /// Makes the child of these ranks of the parent, in this order; `None` if this rank is not
+    /// among them. Every rank of the parent takes part in every exchange, even if its own part has
+    /// failed, so that no rank waits for one that has given up. `is_member`: the child joins the
+    /// parent's family.
     fn build_child(&self, members: &[Rank], is_member: bool) -> Result<Option<Communicator>> {
         let driving = self.driving()?;
         let own = members.iter().position(|&member| member == self.rank());
@@ -130,13 +134,14 @@ fn connect_child(
         }
     }
     let common = connect::connect(&mut engine, &contacts, &driving.clock, || {
-        // Operations of the caller may be under way, and peers may need them to come here.
+        // The caller may have operations under way that peers need to end before they can make this
+        // call.
         driving.family().drive(None);
     })?;
     Ok((engine, common))
 }
 
-/// The ranks of a colour in the order of (key, rank); nobody has no colour.
+/// The ranks that gave this color, ordered by (key, rank); none without a color.
 fn members_of(places: &[(Option<u32>, i32)], color: Option<u32>) -> Vec<Rank> {
     let is_member = |rank: &Rank| color.is_some() && places[*rank as usize].0 == color;
     let mut members: Vec<Rank> = (0..places.len() as Rank).filter(is_member).collect();

@@ -1,5 +1,5 @@
-//! Collectives that are started: on buffers alone, because an operation may outlive every borrow of
-//! a slice.
+//! Collectives that are started. They take buffers only, because an operation may outlive every
+//! borrow of a slice.
 
 use super::buffer::Buffer;
 use super::call::Call;
@@ -8,11 +8,11 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::types::{Collective, Rank, ReduceOp};
 
-/// Collectives that return at once. Each is as the blocking one of its name; the buffers are
-/// borrowed until the operation has ended. All ranks start the same ones in the same order; any
+/// Collectives that return at once. Each does what the blocking one of its name does. It borrows
+/// its buffers until the operation has ended. All ranks start the same ones in the same order; any
 /// number may be under way.
 ///
-/// They go on while the caller computes, if [`Config::progress`](crate::Config::progress) gives
+/// They advance while the caller computes if [`Config::progress`](crate::Config::progress) gives
 /// them a thread.
 impl Communicator {
     /// Starts [`Communicator::all_reduce`].

@@ -1,6 +1,6 @@
-//! The way of a call, in four steps: [`check`], choose (`plans.rs`), bind (`bind.rs`), submit to
-//! the engine. A blocking call that has come before on the same memory skips the first two, and
-//! ends without a task if its peers are there.
+//! The four steps of a call: [`check`] it, choose its schedule (`plans.rs`), bind its memory
+//! (`bind.rs`), submit it to the engine. A blocking call that is remembered with this memory skips
+//! the first two, and needs no task if its peers have already called.
 
 use super::bind::{self, HeldBoth};
 use super::call::{Call, Transfer};
@@ -16,15 +16,16 @@ use std::borrow::Cow;
 use std::sync::MutexGuard;
 
 impl Communicator {
-    /// Starts and waits; faster than both where the other ranks are there and nothing else is under
-    /// way.
+    /// Runs a call to its end. It is faster than to start and wait if the other ranks have already
+    /// called and nothing else is under way.
     #[inline]
     pub(super) fn run(&self, call: &Call<'_>) -> Result<()> {
         let driving = self.driving()?;
         driving.with_own_registrations(call, |call| driving.run(call))
     }
 
-    /// What a call would run.
+    /// What a call would run, if all buffers of other ranks are registered exactly when this rank's
+    /// are.
     pub(super) fn explain(&self, call: &Call<'_>) -> Result<Explanation> {
         let is_registered = |buffer: &RawBuffer| buffer.len_bytes() == 0 || buffer.is_registered();
         let mut buffers = call.input.into_iter().chain(call.output);
@@ -45,8 +46,8 @@ impl Driving {
         if let Some(known) = repeats.find(call) {
             let borrows = bind::borrow(call, &known.uses).or_else(|e| refuse(engine, e))?;
             let looks = self.spin.looks_at_once();
-            // The engine is kept for a few turns of the core: longer than other threads would like,
-            // and much less than an operation under way costs.
+            // The engine stays locked while this thread gives its core away a few times. Other
+            // threads wait that long, but starting an operation would cost much more.
             for turn in 0..=looks.turns {
                 match engine.run_at_once(&known.at_once, looks) {
                     Some(Ok(())) => return Ok(()),
@@ -65,8 +66,8 @@ impl Driving {
         self.run_as_task(call, inside, held)
     }
 
-    /// The rest of [`Driving::run`], where the call cannot end at once, or not yet. `held`: it is a
-    /// known call.
+    /// Goes on with a call that cannot end at once, or not yet, as a task. `held`: the borrows of a
+    /// remembered call.
     #[cold]
     fn run_as_task(
         &self,
@@ -87,8 +88,8 @@ impl Driving {
         })
     }
 
-    /// All steps of a call. With `is_blocking` it is remembered, if the next one like it may end at
-    /// once. `held`: its memory is borrowed already.
+    /// All four steps of a call. A call with `is_blocking` is remembered, if the next one like it
+    /// may end at once. `held`: its borrows, if it was remembered already.
     fn submit(
         &self,
         call: &Call<'_>,
@@ -102,7 +103,7 @@ impl Driving {
         engine.submit(task_call, self.clock.now())
     }
 
-    /// Calls `then` with the call on buffers that have this communicator's registrations.
+    /// Calls `then` with the call, on buffers that this communicator has registered.
     #[inline]
     fn with_own_registrations<R>(
         &self,
@@ -131,7 +132,7 @@ impl Driving {
         })
     }
 
-    /// A buffer with this communicator's registration, where another one has allocated it.
+    /// The buffer with this communicator's registration, if another communicator has allocated it.
     fn registered_here(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         if buffer.is_at_home(&self.garbage) {
             return Ok(buffer.clone());
@@ -144,7 +145,7 @@ impl Driving {
     }
 }
 
-/// All steps of a call but the last.
+/// The first three steps of a call.
 fn prepare(
     call: &Call<'_>,
     inside: &mut Inside,
@@ -172,8 +173,8 @@ fn prepare(
     bind::bind(call, plan, (arguments, slots), held)
 }
 
-/// Of a call that is refused: the cause, if the communicator has failed, which is why its memory
-/// may be in use for good.
+/// The error of a call that cannot run. If the communicator has failed, its first cause counts: the
+/// failure may be why the memory is in use for good.
 #[cold]
 fn refuse<T>(engine: &mut Engine, error: Error) -> Result<T> {
     engine.check().and(Err(error))

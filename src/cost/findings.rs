@@ -1,41 +1,45 @@
-//! [`Finding`]: a call for which an algorithm was measured to be faster than the cheapest by the
-//! prices.
+//! [`Finding`]: a call for which a measurement found another algorithm to be faster than the one
+//! that is cheapest by the prices.
 
 use crate::types::Collective;
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-/// More of them would mean that the prices are worth nothing.
+/// Most findings of one host. A host that needs more needs other prices instead.
 pub const FINDINGS_MAX: usize = 128;
 
-/// A finding holds for sizes up to this many times less or more: half way, in powers, between sizes
-/// that are measured.
+/// A finding holds for sizes that differ from its own by at most this factor. Measured sizes are 8
+/// times apart, and the square root of 8 is half way between two of them.
 const REACH: f64 = 2.83;
 
-/// Longest name of an algorithm that is believed.
+/// Longest name of an algorithm that is accepted.
 const NAME_MAX: usize = 32;
 
-/// See the module. Holds for this number of ranks of one host, all of which have a core each or
+/// See the module. It holds for this number of ranks on one host, which either have a core each or
 /// share cores.
+///
+/// Its text ([`fmt::Display`], [`FromStr`]) is `apart|crowded COLLECTIVE RANKS registered|caller
+/// BYTES ALGORITHM`, such as `crowded reduce 8 caller 32768 tree`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// The collective.
     pub collective: Collective,
     /// Number of ranks.
     pub ranks: u32,
-    /// Ranks share cores.
+    /// Whether ranks share cores.
     pub crowded: bool,
-    /// The callers' buffers are registered.
+    /// Whether the callers' buffers are registered.
     pub registered: bool,
-    /// Bytes of `count` elements.
+    /// Bytes of the `count` elements of the call.
     pub bytes: u64,
-    /// What was the fastest, by name.
+    /// The name of the fastest algorithm.
     pub algorithm: Cow<'static, str>,
 }
 
 impl Finding {
-    /// How far this size is from the one that was measured, as a factor; `None`: too far.
+    /// The factor between this size and the measured one, 1 or more. `None`: the sizes are too far
+    /// apart, so the finding does not hold.
     pub fn distance(&self, bytes: u64) -> Option<f64> {
         let (own, other) = (self.bytes.max(1) as f64, bytes.max(1) as f64);
         let factor = (own / other).max(other / own);
@@ -98,12 +102,13 @@ impl FromStr for Finding {
 
 const REGISTERED: bool = true;
 const CALLER: bool = false;
-/// Of the machine of the built-in prices.
+/// Cores of the machine of the built-in prices.
 const CORES: u32 = 2;
 
-/// Of the machine of the built-in prices: where the choice lost more than an eighth in the medians
-/// of ten sweeps of `linerate explain --all`, or in a sweep of `tools/speed --choice`, whose
-/// all-to-all leaves its inputs as they are.
+/// The findings of the machine of the built-in prices: the calls for which the choice by prices
+/// took more than an eighth longer than the best algorithm. The times are medians of ten sweeps of
+/// `linerate explain --all`, or of a sweep of `tools/speed --choice`, in which no rank writes the
+/// inputs of an all-to-all between two calls.
 pub(super) const BUILT_IN: [Finding; 24] = [
     found(Collective::AllReduce, 3, CALLER, 32 << 10, "window-split"),
     found(Collective::AllGather, 4, REGISTERED, 128, "direct"),

@@ -2,40 +2,41 @@
 //!
 //! In the comments, n is the bytes of `count` elements and p the number of ranks.
 //!
-//! What is counted is the steady state of a call that repeats on the same buffers. So a range that
-//! only one rank reads and writes, such as its block in a direct allreduce, stays in its core's
-//! cache, no matter who owns the memory, and inputs that nobody changes do not cross again; what
-//! one rank writes and another reads, crosses every time.
+//! A formula counts the steady state of a call that repeats on the same buffers. So a range that
+//! only one rank reads and writes, such as its block in a direct allreduce, stays in the cache of
+//! that rank's core, no matter which rank owns the memory. Inputs that no rank changes do not cross
+//! again between cores. Bytes that one rank writes and another reads cross in every call.
 
 use super::{Shape, Work};
 use crate::limits::INLINE_BYTES_MAX;
 
-/// Type of all formulas.
+/// The type of all formulas.
 pub type Formula = fn(&Shape) -> Work;
 
-/// A line that one core writes again and again and another reads crosses to be read, and back to be
-/// written.
+/// How often a cache line crosses between two cores if one core writes it again and again and the
+/// other reads it: once to be read, and once back to be written.
 const BOTH_WAYS: f64 = 2.0;
 
-/// What lies one after the other, and what all ranks do together.
+/// The amount on the longest path, and the amount of all ranks together.
 type Path = (f64, f64);
 
-/// Sources, results, and how many of both cross to another core.
+/// The numbers of source ranges, of result ranges, and of those of both that cross to another core.
 type Operands = (f64, f64, f64);
 
 /// The messages of a call.
 struct Messages {
-    /// Those that wait for each other.
+    /// Number of messages; on the longest path each waits for the one before.
     count: Path,
-    /// Sent and received by the busiest rank.
+    /// Number of messages that the busiest rank sends and receives.
     posts: f64,
+    /// Bytes of the messages.
     bytes: Path,
     /// The share of the bytes that ranks write during the call before they send them.
     fresh: f64,
 }
 
 impl Work {
-    /// A call of one segment or more.
+    /// The work of starting a call, which has one segment or more.
     pub(crate) fn of(s: &Shape) -> Work {
         Work {
             calls: s.each(s.segments),
@@ -43,40 +44,41 @@ impl Work {
         }
     }
 
-    /// Everybody signals everybody and waits, `times` times in each segment.
+    /// Adds meetings, in which each rank signals all others and waits for their signals; `times`
+    /// in each segment.
     pub(crate) fn meet(mut self, s: &Shape, times: f64) -> Work {
         self.meetings += s.each(times * s.segments);
         self.signals += s.each(times * s.segments * (s.p() - 1.0));
         self
     }
 
-    /// Windows are used.
+    /// Adds the staging of each segment through a window.
     fn stage(mut self, s: &Shape) -> Work {
         self.stagings += s.each(s.segments);
         self
     }
 
-    /// A rank waits at the end for what others do after they have waited for it: where they share
-    /// its core, it gives that away once more.
+    /// Adds one turn for each segment: at the end a rank waits for work of peers that they began
+    /// only after it had come. If they share its core, the core has to switch once more.
     fn take_turns(mut self, s: &Shape) -> Work {
         self.turns += s.segments;
         self
     }
 
-    /// Copies: `longest` bytes one after the other, `total` by all ranks.
+    /// Adds copies: `longest` bytes on the longest path, `total` by all ranks.
     fn copy(mut self, s: &Shape, longest: f64, total: f64) -> Work {
         self.copied += s.shared(longest, total);
         self
     }
 
-    /// Copies from windows of peers, who have just written them.
+    /// Adds copies from windows of peers, which have just written them.
     fn fetch(mut self, s: &Shape, longest: f64, total: f64) -> Work {
         self.crossed += s.shared(longest, total) * s.nearby(longest);
         self.copy(s, longest, total)
     }
 
-    /// A reduction of `sources` ranges of `bytes` bytes into `results`, by every rank; `crossing`
-    /// of them are windows of peers.
+    /// Adds a reduction by every rank, of `sources` ranges of `bytes` bytes into `results` ranges.
+    /// `crossing` of these ranges are in windows of peers.
     fn reduce(mut self, s: &Shape, bytes: f64, (sources, results, crossing): Operands) -> Work {
         self.reduced += s.each(bytes * (sources + results));
         self.crossed += s.each(bytes * crossing) * s.nearby(bytes);
@@ -95,10 +97,10 @@ impl Work {
         self
     }
 
-    /// Messages.
+    /// Adds messages.
     fn send(mut self, s: &Shape, sent: &Messages) -> Work {
         let (longest, total) = sent.bytes;
-        // Where ranks share cores, a rank that waits waits for a turn of all of them.
+        // If ranks share a core, a message waits until each of them has had the core.
         self.messages += s.each(sent.count.0);
         self.posts += s.shared(sent.posts, 2.0 * sent.count.1);
         if !s.mapped {
@@ -107,7 +109,7 @@ impl Work {
         }
         let is_staged = !s.registered || s.bytes <= INLINE_BYTES_MAX as f64;
         if is_staged {
-            // Copied to where the receiver can read it.
+            // The sender copies the bytes to memory that the receiver can read.
             self = self.copy(s, longest, total);
         }
         let fresh = BOTH_WAYS * if is_staged { 1.0 } else { sent.fresh };
@@ -115,7 +117,8 @@ impl Work {
         self.copy(s, longest, total)
     }
 
-    /// Every rank takes `steps` steps, in each of which it sends and receives `bytes` bytes.
+    /// Adds `steps` steps of every rank, in each of which it sends and receives `bytes` bytes. The
+    /// share `fresh` of them was written during the call.
     fn exchange(self, s: &Shape, steps: f64, bytes: f64, fresh: f64) -> Work {
         let posts = 2.0 * steps * s.chunks(bytes);
         let all = (steps * bytes, steps * bytes * s.p());
@@ -130,22 +133,22 @@ impl Work {
         )
     }
 
-    /// The callers' buffers, `held` bytes on each rank; each rank reads and writes `touched` bytes
-    /// of any of them.
+    /// Adds the accesses to the callers' buffers that no cache serves. Each rank has buffers of
+    /// `held` bytes, and reads and writes `touched` bytes of its own and the peers' buffers.
     fn buffers(mut self, s: &Shape, held: f64, touched: f64) -> Work {
         self.uncached += s.each(touched) * s.uncached(held);
         self
     }
 }
 
-/// Payload in the signals; a reduction reads p lines.
+/// The signals carry the payload, and a reduction reads p lines: one meeting.
 pub fn line(s: &Shape) -> Work {
     Work::of(s).meet(s, 1.0)
 }
 
-/// Copy in; everybody reduces p vectors of n bytes. All read all windows at the same time, so that
-/// every byte crosses slowly whatever the size: 2 MiB of two ranks took 204 us where 120 were
-/// predicted without.
+/// Every rank copies in and reduces p vectors of n bytes: one meeting. All ranks read all windows
+/// at the same time, so every byte crosses slowly, regardless of the size. 2 MiB of two ranks take
+/// 204 us; without this term the prediction was 120 us.
 pub fn window_all_reduce(s: &Shape) -> Work {
     let mut work = Work::of(s)
         .stage(s)
@@ -157,8 +160,9 @@ pub fn window_all_reduce(s: &Shape) -> Work {
     work
 }
 
-/// Copy in what the others reduce, reduce one block of all, copy out theirs: two meetings. The
-/// reduction counts with two destinations: those behind are lines that it has just read.
+/// Every rank copies in the blocks that the others reduce, reduces its own block of all vectors,
+/// and copies out the blocks of the others: two meetings. The reduction has p results, but counts
+/// with two of them: the others are lines that it has just read.
 pub fn window_split(s: &Shape) -> Work {
     let others = s.bytes * s.others();
     Work::of(s)
@@ -170,7 +174,7 @@ pub fn window_split(s: &Shape) -> Work {
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
-/// The others copy in; the root alone reduces p vectors of n bytes.
+/// The others copy in, and the root alone reduces p vectors of n bytes: one meeting.
 pub fn window_reduce(s: &Shape) -> Work {
     Work::of(s)
         .stage(s)
@@ -180,7 +184,8 @@ pub fn window_reduce(s: &Shape) -> Work {
         .buffers(s, s.bytes, s.bytes * (1.0 + 1.0 / s.p()))
 }
 
-/// Copy the others' parts of n in; reduce one part of each rank.
+/// Every rank copies in the others' parts of n bytes, and reduces its own part of all ranks: one
+/// meeting.
 pub fn window_reduce_scatter(s: &Shape) -> Work {
     let (all, others) = (s.bytes * s.p(), s.bytes * (s.p() - 1.0));
     Work::of(s)
@@ -191,7 +196,7 @@ pub fn window_reduce_scatter(s: &Shape) -> Work {
         .buffers(s, all, all + s.bytes)
 }
 
-/// Copy in; fetch p - 1 vectors of n bytes.
+/// Every rank copies in, and fetches p - 1 vectors of n bytes: one meeting.
 pub fn window_all_gather(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
@@ -202,12 +207,13 @@ pub fn window_all_gather(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), s.bytes * s.p())
 }
 
-/// As [`window_all_gather`], but by way of one rank: two meetings.
+/// As [`window_all_gather`], but one rank gathers for all: two meetings.
 pub fn window_star(s: &Shape) -> Work {
     window_all_gather(s).meet(s, 1.0)
 }
 
-/// Copy p parts of n, the others' in and its own out; fetch one part from each of the others.
+/// Every rank copies p parts of n bytes, those for the others in and its own out, and fetches one
+/// part from each of the others: one meeting.
 pub fn window_all_to_all(s: &Shape) -> Work {
     let all = s.bytes * s.p();
     window_all_gather(s)
@@ -215,7 +221,8 @@ pub fn window_all_to_all(s: &Shape) -> Work {
         .buffers(s, all, all)
 }
 
-/// The root copies in; the others fetch n bytes each, while it copies the next segment.
+/// The root copies in, and each of the others fetches n bytes while the root copies the next
+/// segment in: one meeting for each segment.
 pub fn window_broadcast(s: &Shape) -> Work {
     Work::of(s)
         .stage(s)
@@ -225,7 +232,7 @@ pub fn window_broadcast(s: &Shape) -> Work {
         .buffers(s, s.bytes, s.bytes)
 }
 
-/// The others copy in; the root fetches p - 1 vectors of n bytes.
+/// The others copy in, and the root fetches p - 1 vectors of n bytes: one meeting.
 pub fn window_gather(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
@@ -236,7 +243,8 @@ pub fn window_gather(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
 }
 
-/// The root copies p parts of n, the others' in and its own out; the others fetch one each.
+/// The root copies p parts of n bytes, those for the others in and its own out, and each of the
+/// others fetches one: one meeting.
 pub fn window_scatter(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
@@ -247,7 +255,7 @@ pub fn window_scatter(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
 }
 
-/// Arrive, reduce one block of all inputs into all outputs, done.
+/// All ranks meet, each reduces one block of all inputs into all outputs, and all meet again.
 pub fn direct_all_reduce(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 2.0)
@@ -255,7 +263,7 @@ pub fn direct_all_reduce(s: &Shape) -> Work {
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
-/// Arrive, reduce one block of all inputs into the root's output, done.
+/// All ranks meet, each reduces one block of all inputs into the root's output, and all meet again.
 pub fn direct_reduce(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 2.0)
@@ -263,7 +271,7 @@ pub fn direct_reduce(s: &Shape) -> Work {
         .buffers(s, s.bytes, s.bytes + s.bytes / s.p())
 }
 
-/// Arrive, reduce one part of all inputs, done.
+/// All ranks meet, each reduces its part of all inputs, and all meet again.
 pub fn direct_reduce_scatter(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 2.0)
@@ -271,7 +279,7 @@ pub fn direct_reduce_scatter(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), s.bytes * (s.p() + 1.0))
 }
 
-/// Arrive, copy n bytes from each peer, done.
+/// All ranks meet, each copies n bytes from each peer, and all meet again.
 pub fn direct_parts(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     Work::of(s)
@@ -280,7 +288,7 @@ pub fn direct_parts(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), 2.0 * others)
 }
 
-/// As [`direct_parts`], where peers write what is read before the next call.
+/// As [`direct_parts`], but peers write the bytes that are read anew before each call.
 pub fn direct_all_to_all(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let mut work = direct_parts(s).copy(s, others, others * s.p());
@@ -288,8 +296,8 @@ pub fn direct_all_to_all(s: &Shape) -> Work {
     work
 }
 
-/// Move n bytes between the root and each of the others. All meet once: those who wait for the root
-/// have all arrived.
+/// n bytes move between the root and each of the others: one meeting, since at the end only the
+/// root waits for the others.
 pub fn direct_root(s: &Shape) -> Work {
     Work::of(s)
         .meet(s, 1.0)
@@ -298,7 +306,7 @@ pub fn direct_root(s: &Shape) -> Work {
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
-/// Whole vectors, log p times, and twice more where p is no power of two.
+/// Whole vectors, log p times, and twice more if p is no power of two.
 pub fn recursive_doubling(s: &Shape) -> Work {
     let rounds = f64::from(s.ranks.ilog2());
     fold(Work::of(s), s)
@@ -318,7 +326,8 @@ pub fn rabenseifner(s: &Shape) -> Work {
         .buffers(s, 1.5 * s.bytes, 7.0 * others)
 }
 
-/// Folding p to a power of two: in and out once, by pairs of ranks.
+/// Adds the folding of p ranks to a power of two: pairs of ranks send a vector in at the beginning,
+/// and one out at the end.
 fn fold(work: Work, s: &Shape) -> Work {
     let pairs = f64::from(s.ranks - (1 << s.ranks.ilog2()));
     if pairs == 0.0 {
@@ -338,7 +347,7 @@ fn fold(work: Work, s: &Shape) -> Work {
     work
 }
 
-/// 2 (p-1) messages, 2 n (p-1)/p bytes.
+/// Around the ring twice: 2 (p-1) messages, 2 n (p-1)/p bytes.
 pub fn ring_all_reduce(s: &Shape) -> Work {
     let (steps, others) = (s.p() - 1.0, s.bytes * s.others());
     Work::of(s)
@@ -347,7 +356,7 @@ pub fn ring_all_reduce(s: &Shape) -> Work {
         .buffers(s, 1.5 * s.bytes, 7.0 * others)
 }
 
-/// p - 1 messages of n bytes, combined on the way.
+/// p - 1 messages of n bytes, one after the other; each rank combines a vector before it sends it.
 pub fn ring_reduce_scatter(s: &Shape) -> Work {
     let (steps, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
     Work::of(s)
@@ -364,7 +373,7 @@ pub fn ring_parts(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), 2.0 * others)
 }
 
-/// p - 1 messages of n bytes under way at once: the latency counts once.
+/// p - 1 messages of n bytes, all under way at the same time, so the latency counts once.
 pub fn pairwise(s: &Shape) -> Work {
     let (steps, others) = (s.p() - 1.0, s.bytes * (s.p() - 1.0));
     let mut work =
@@ -375,8 +384,8 @@ pub fn pairwise(s: &Shape) -> Work {
     work
 }
 
-/// As [`pairwise`], where peers write what is read before the next call; what arrives is copied to
-/// where it belongs.
+/// As [`pairwise`], but peers write the bytes that are sent anew before each call, and each rank
+/// copies what has arrived to its place.
 pub fn pairwise_all_to_all(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let mut work = pairwise(s).copy(s, others, others * s.p());
@@ -386,8 +395,8 @@ pub fn pairwise_all_to_all(s: &Shape) -> Work {
     work
 }
 
-/// As [`pairwise`], combined at the end: what arrives waits in scratch, and before that in messages
-/// where it is staged.
+/// As [`pairwise`], and each rank combines the vectors at the end. Until then they wait in scratch;
+/// if the messages are staged, they wait in the messages before that.
 pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
     let others = s.bytes * (s.p() - 1.0);
     let staged = if s.registered { 0.0 } else { others };
@@ -398,8 +407,8 @@ pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
     )
 }
 
-/// log p rounds; (p-1) n bytes in all. A run that wraps is a second message, so half a message
-/// more.
+/// log p rounds, (p-1) n bytes in all. A run of blocks that wraps around needs a second message,
+/// so a round counts as one and a half messages.
 pub fn bruck(s: &Shape) -> Work {
     let (rounds, others) = (s.log(), s.bytes * (s.p() - 1.0));
     let posts = 3.0 * rounds.max(s.chunks(others));
@@ -421,7 +430,7 @@ pub fn dissemination(s: &Shape) -> Work {
     Work::of(s).exchange(s, s.log(), 0.0, 0.0)
 }
 
-/// A vector down the tree, chunk by chunk.
+/// A vector goes down the tree, chunk by chunk.
 pub fn tree_broadcast(s: &Shape) -> Work {
     let (depth, others) = (s.log(), s.p() - 1.0);
     Work::of(s)
@@ -437,7 +446,7 @@ pub fn tree_broadcast(s: &Shape) -> Work {
         .buffers(s, s.bytes, 2.0 * s.bytes)
 }
 
-/// A vector up the tree: the root combines log p of them.
+/// Vectors go up the tree, and the root combines log p of them.
 pub fn tree_reduce(s: &Shape) -> Work {
     let (depth, others) = (s.log(), s.p() - 1.0);
     let mut work = Work::of(s)
@@ -455,7 +464,7 @@ pub fn tree_reduce(s: &Shape) -> Work {
     work
 }
 
-/// Up and down.
+/// Vectors go up the tree, as in [`tree_reduce`], and down, as in [`tree_broadcast`].
 pub fn tree_all_reduce(s: &Shape) -> Work {
     let (up, down) = (tree_reduce(s), tree_broadcast(s));
     Work {
@@ -470,8 +479,8 @@ pub fn tree_all_reduce(s: &Shape) -> Work {
     }
 }
 
-/// Parts to or from the root over a tree: log p messages, and parts are copied through scratch on
-/// the way.
+/// Parts go to or from the root over a tree: log p messages, and the ranks on the way copy parts
+/// through scratch.
 pub fn tree_parts(s: &Shape) -> Work {
     let (depth, others) = (s.log(), s.bytes * (s.p() - 1.0));
     let all = s.bytes * s.p() * depth / 2.0;
@@ -505,7 +514,8 @@ pub fn linear(s: &Shape) -> Work {
         .buffers(s, s.bytes * s.p(), 2.0 * s.bytes)
 }
 
-/// A pipeline: p - 1 latencies until the last rank begins, then n bytes.
+/// A vector passes through all ranks, chunk by chunk: p - 1 latencies until the last rank begins,
+/// then n bytes.
 pub fn chain_broadcast(s: &Shape) -> Work {
     let others = s.p() - 1.0;
     Work::of(s)
@@ -529,8 +539,8 @@ pub fn chain_reduce(s: &Shape) -> Work {
     work
 }
 
-/// Rings on every host and between hosts. One message more than a ring, so that a ring wins where
-/// there is only one level.
+/// Rings on every host and between hosts. It counts one message more than a ring, so that a plain
+/// ring is cheaper if there is only one host.
 pub fn hierarchical(s: &Shape) -> Work {
     let hosts = f64::from(s.hosts);
     let local = s.p() / hosts;

@@ -1,20 +1,23 @@
 //! What an algorithm costs: the alpha-beta-gamma model, with terms for memory that ranks map.
 //!
 //! A formula (`formulas.rs`) counts the [`Work`] of an algorithm: meetings, messages, bytes copied,
-//! and so on. A [`Model`] prices each kind of work; the prediction is the sum. Formulas count what
-//! lies on the longest path, or, where ranks are more than cores, what one core has to do for all
-//! its ranks, whichever is more.
+//! and so on. A [`Model`] has the price of each kind of work; the predicted time is the sum of all
+//! amounts times their prices. A formula counts the work on the longest path. If there are more
+//! ranks than cores, one core has to do the work of several ranks; if that is more than the work on
+//! the longest path, it counts instead.
 //!
-//! Prices differ between ranks that have a core each and ranks that share cores, where a wait costs
-//! switches of the core: [`Models`] has both. They are built in.
+//! Prices differ between ranks that have a core each and ranks that share cores, because a wait
+//! then switches the core to another rank. [`Models`] has both. The prices are built in.
 //!
-//! A host is calibrated by findings alone: the calls for which its own times say that another
-//! algorithm is faster than the cheapest ([`Finding`]). Findings are stored per host (`store.rs`),
-//! and rank 0's are everyone's, because all ranks must choose the same algorithm. Prices are
-//! built in, because prices fitted to a host add nothing: of 1152 choices 887 were within 20 % of
-//! the best by built-in prices, 886 by fitted ones, and 921 and 922 with findings as well.
+//! A host is calibrated by findings alone. A [`Finding`] is a call for which times of this host say
+//! that another algorithm is faster than the one that is cheapest by the prices. Findings are
+//! stored per host (`store.rs`). All ranks use those of rank 0, because all ranks must choose the
+//! same algorithm.
 //!
-//! Not here: measuring (the `linerate explain` command) and files (`comm`).
+//! Prices fitted to a host would add nothing: built-in prices chose an algorithm within 20 % of the
+//! best for 887 of 1152 calls, fitted ones for 886, and with findings as well it was 921 and 922.
+//!
+//! Not here: measuring (the `linerate explain` command) and reading files (`comm`).
 //!
 //! Source: Hockney (1994); Thakur, Rabenseifner, Gropp (IJHPCA 2005), section 3.
 //!
@@ -29,8 +32,8 @@ pub use store::{emit, emit_bytes, host_key, parse, parse_bytes};
 
 use std::borrow::Cow;
 
-/// One list of the kinds of work: fields, and an array of them for arithmetic that treats all
-/// alike.
+/// Makes [`Work`] from one list of the kinds of work. Its fields are for formulas; the array of
+/// them is for arithmetic that treats all kinds alike.
 macro_rules! kinds_of_work {
     ($($(#[$doc:meta])* $field:ident,)*) => {
         /// How much an algorithm does of each kind of work.
@@ -54,15 +57,16 @@ macro_rules! kinds_of_work {
 kinds_of_work! {
     /// Operations of the engine: one for each segment of a call.
     calls,
-    /// Times that everybody waits for everybody.
+    /// How often every rank waits for every other rank.
     meetings,
-    /// Times that a rank goes on only after a peer has done what this one let it begin.
+    /// How often a rank, at the end of a call, waits for work that a peer could begin only after
+    /// this rank had come.
     turns,
-    /// Segments that are staged through a window: other memory each time.
+    /// Segments that are staged through a window, each time in other memory.
     stagings,
-    /// Flag lines stored for a peer, or looked at.
+    /// Lines of signals that a rank stores for a peer or looks at.
     signals,
-    /// Messages that wait for each other.
+    /// Messages on the longest path, each of which is sent only after the one before has come.
     messages,
     /// Messages that a rank sends or receives.
     posts,
@@ -78,17 +82,19 @@ kinds_of_work! {
     uncached,
 }
 
-/// What each kind of work costs, in nanoseconds.
+/// The prices: what one unit of each kind of work costs, in nanoseconds, in the order of the fields
+/// of [`Work`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Model(pub [f64; TERMS]);
 
 impl Model {
-    /// A 100 Gbit/s fabric: 3 us a message, 12.5 GB/s. A core adds about 20 GB/s.
+    /// The prices of a 100 Gbit/s fabric: 3 us for a message, and 12.5 GB/s. A core copies 20 GB/s,
+    /// and a reduction reads and writes 50 GB/s together.
     pub const FABRIC: Model = Model([
         0.0, 3000.0, 0.0, 0.0, 100.0, 3000.0, 500.0, 0.05, 0.05, 0.08, 0.02, 0.0,
     ]);
 
-    /// Nanoseconds.
+    /// The predicted time of this work, in nanoseconds.
     pub fn predict(&self, work: &Work) -> f64 {
         let products = self.0.iter().zip(work.to_array());
         products.map(|(price, amount)| price * amount).sum()
@@ -98,13 +104,13 @@ impl Model {
 /// The prices, and the findings of one host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Models {
-    /// Where each rank has a core.
+    /// The prices if each rank has a core.
     pub apart: Model,
-    /// Where ranks share cores.
+    /// The prices if ranks share cores.
     pub crowded: Model,
     /// Sizes of caches.
     pub caches: Caches,
-    /// Where the prices are wrong.
+    /// The calls for which the prices choose a slow algorithm.
     pub findings: Cow<'static, [Finding]>,
 }
 
@@ -118,8 +124,9 @@ pub struct Caches {
 }
 
 impl Models {
-    /// Where nothing is stored. The prices are those that explain the times of one machine best
-    /// (AMD EPYC, Zen 4, 2 cores), by least squares of the relative errors.
+    /// The prices, with the findings that are used if none are stored. The prices are fitted to
+    /// the times of one machine (AMD EPYC, Zen 4, 2 cores), by least squares of the relative
+    /// errors.
     pub const BUILT_IN: Models = Models {
         apart: Model([
             122.0, 168.0, 50.0, 170.0, 16.1, 112.0, 358.0, 0.0241, 0.075, 0.08, 0.0099, 0.0252,
@@ -151,16 +158,16 @@ impl Models {
     }
 }
 
-/// What the amount of work depends on.
+/// The properties of a call and its ranks on which the amount of work depends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Number of ranks.
     pub ranks: u32,
     /// Number of hosts.
     pub hosts: u32,
-    /// Cores for the ranks of a host.
+    /// Number of cores of a host.
     pub cores: u32,
-    /// Bytes of `count` elements.
+    /// Bytes of the `count` elements of the call.
     pub bytes: f64,
     /// Pieces into which the engine cuts the call, because a window slot holds no more.
     pub segments: f64,
@@ -179,24 +186,24 @@ impl Shape {
         f64::from(self.ranks)
     }
 
-    /// The share of the vector that is not a rank's own.
+    /// The share of a vector that belongs to the other ranks, if each rank has an equal block.
     fn others(&self) -> f64 {
         (self.p() - 1.0) / self.p()
     }
 
-    /// Rounds of doubling.
+    /// Number of rounds of doubling: the binary logarithm of the ranks, rounded up.
     fn log(&self) -> f64 {
         self.p().log2().ceil()
     }
 
-    /// Work of which `longest` lies one after the other and all ranks together do `total`: no core
-    /// does less than its share.
+    /// The amount of work that counts: `longest`, the work on the longest path, or a core's share
+    /// of `total`, the work of all ranks, if that is more.
     fn shared(&self, longest: f64, total: f64) -> f64 {
         let cores = f64::from(self.cores) * f64::from(self.hosts);
         longest.max(total / cores)
     }
 
-    /// Work that every rank does.
+    /// The amount that counts if every rank does `amount`.
     fn each(&self, amount: f64) -> f64 {
         self.shared(amount, amount * self.p())
     }
@@ -204,32 +211,33 @@ impl Shape {
     /// The share of the callers' buffers that no cache holds, if each rank has `bytes` of them.
     fn uncached(&self, bytes: f64) -> f64 {
         let of_host = bytes * self.p() / f64::from(self.hosts);
-        // Half of a cache is gone before a pass over as many bytes ends, and others use it too.
+        // A pass over as many bytes as the cache has finds only about half of them there, because
+        // it evicts its own lines, and other memory is in the cache too.
         let usable = self.caches.host_bytes / 2.0;
         (1.0 - usable / of_host).max(0.0)
     }
 
-    /// The share of `bytes` bytes that a rank has written and that is still in its core's cache,
-    /// from where another core gets it more slowly than from a cache that both share. A sixteenth
-    /// of the cache, as seen: of 32 KiB windows a byte more cost 0.12 to 0.15 ns, of longer ones
-    /// 0.02 to 0.05.
+    /// The share of `bytes` bytes, which a rank has written, that is still in the own cache of its
+    /// core. Another core reads them from there more slowly than from a cache that both share.
+    ///
+    /// It is the share that fits into a sixteenth of the own cache. This fits measured times: one
+    /// more byte costs 0.12 to 0.15 ns in windows of 32 KiB, and 0.02 to 0.05 ns in longer ones.
     fn nearby(&self, bytes: f64) -> f64 {
         (self.caches.core_bytes / 16.0 / bytes).min(1.0)
     }
 
-    /// The share of what a rank sends on that it has received itself, where data goes from rank to
-    /// rank.
+    /// The share of the bytes that a rank sends that it has received before, if data goes around
+    /// from rank to rank.
     fn forwarded(&self) -> f64 {
         (self.p() - 2.0).max(0.0) / (self.p() - 1.0).max(1.0)
     }
 
-    /// Messages that carry `bytes` bytes.
+    /// Number of messages that carry `bytes` bytes.
     fn chunks(&self, bytes: f64) -> f64 {
         (bytes / self.chunk_bytes).ceil().max(1.0)
     }
 
-    /// Bytes that lie one after the other where `steps` ranks pass on `bytes` bytes, chunk by
-    /// chunk.
+    /// Bytes on the longest path if a vector passes through `steps` ranks, chunk by chunk.
     fn pipelined(&self, steps: f64) -> f64 {
         self.bytes + (steps - 1.0).max(0.0) * self.bytes.min(self.chunk_bytes)
     }

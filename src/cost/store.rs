@@ -1,5 +1,5 @@
-//! The findings of [`Models`] as text, for a file that several hosts may share, and as bytes, for
-//! the other ranks. Pure.
+//! Emits and parses the findings of [`Models`]: as text for a file that several hosts may share,
+//! and as bytes for the other ranks. Does no I/O.
 //!
 //! ```text
 //! [AMD EPYC; 2 cores; 0.1.0]
@@ -7,14 +7,15 @@
 //! ...
 //! ```
 //!
-//! A section for each host, named by what times depend on: CPU model, cores, version of this
-//! library. A section with a line that is no finding is an error, never a guess.
+//! The file has a section for each host. The name of the section says what times depend on: the
+//! CPU model, the number of cores, and the version of this library. If one line of a section is no
+//! finding, the section is an error.
 
 use super::{FINDINGS_MAX, Finding, Models};
 use crate::error::{Error, Result};
 use std::borrow::Cow;
 
-/// How the line of a finding begins.
+/// The beginning of a line with a finding.
 const FASTER: &str = "faster ";
 
 /// The name of a host's section, from the text of /proc/cpuinfo.
@@ -33,7 +34,7 @@ pub fn host_key(cpuinfo: &str) -> String {
     format!("{model}; {cores} cores; {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// The text with the section of `key` replaced or added.
+/// Returns the text `before` with the section of `key` replaced by these findings, or added.
 pub fn emit(before: &str, key: &str, models: &Models) -> String {
     let mut text = String::new();
     let mut is_old = false;
@@ -53,7 +54,12 @@ pub fn emit(before: &str, key: &str, models: &Models) -> String {
     text
 }
 
-/// The section of `key`; `None`: there is none.
+/// Parses the section of `key`: the built-in prices with the findings of the section. `None`: there
+/// is no such section.
+///
+/// # Errors
+/// [`Error::InvalidArgument`]: a line of the section is no finding, or there are more than
+/// [`FINDINGS_MAX`].
 pub fn parse(text: &str, key: &str) -> Result<Option<Models>> {
     let mut lines = text.lines().skip_while(|line| section(line) != Some(key));
     if lines.next().is_none() {
@@ -91,7 +97,7 @@ fn parse_findings(lines: &[&str]) -> Result<Cow<'static, [Finding]>> {
     Ok(Cow::Owned(findings))
 }
 
-/// The findings as bytes: the length of their text, and that.
+/// The findings as bytes: the length of their text in bytes (u32, little-endian), then the text.
 pub fn emit_bytes(models: &Models) -> Vec<u8> {
     let lines: Vec<String> = models.findings.iter().map(Finding::to_string).collect();
     let text = lines.join("\n");
@@ -100,7 +106,10 @@ pub fn emit_bytes(models: &Models) -> Vec<u8> {
     bytes
 }
 
-/// Checks, and takes the findings, and what follows, apart.
+/// Parses findings from the beginning of `bytes`, and returns them with the bytes that follow.
+///
+/// # Errors
+/// [`Error::Malformed`]: the bytes end too early, or the text is not one of findings.
 pub fn parse_bytes(bytes: &[u8]) -> Result<(Models, &[u8])> {
     let short = || Error::Malformed(format!("findings cut off after {} bytes", bytes.len()));
     let (length, rest) = bytes.split_first_chunk().ok_or_else(short)?;

@@ -1,9 +1,10 @@
-//! [`Arguments`]: what a call says, and the signature by which ranks compare it.
+//! [`Arguments`]: what a call says, [`RoundCall`]: what a round needs of it, and the signature by which ranks compare it.
 
 use super::prepared::Prepared;
 use super::signature::Signature;
 use crate::memory::View;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
+use std::sync::Arc;
 
 /// The arguments of a call, apart from its schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +23,17 @@ pub struct Arguments {
     pub input: View,
     /// The whole output.
     pub output: View,
+}
+
+/// What a round needs of its call.
+#[derive(Clone, Copy)]
+pub struct RoundCall<'a> {
+    /// Not 0: no other call of the engine has this number, and the round does all of it.
+    pub number: u64,
+    pub prepared: &'a Arc<Prepared>,
+    pub arguments: &'a Arguments,
+    pub slots: &'a [u64],
+    pub others: &'a [View],
 }
 
 pub(super) fn signature_of(arguments: &Arguments, prepared: &Prepared, slots: &[u64]) -> Signature {

@@ -2,10 +2,10 @@
 //! runs its round without a task, a place in any list or a look at the clock. If a peer does not
 //! signal soon, the round becomes that of an ordinary task and goes on from where it is.
 
-use super::arguments::{Arguments, signature_of};
+use super::arguments::{Arguments, RoundCall, signature_of};
 use super::core::Engine;
 use super::prepared::Prepared;
-use super::round::{Round, RoundCall, RoundId, RoundOf};
+use super::round::{Round, RoundId, RoundOf};
 use super::signature::Signature;
 use crate::error::Result;
 use crate::limits::COUNT_MAX;
@@ -20,6 +20,8 @@ const CALLS_PER_POLL: u64 = 8;
 
 /// A call that may be repeated, and what is worked out about it only once.
 pub struct AtOnce {
+    /// Among the calls of the engine; from 1 on.
+    number: u64,
     /// Its arguments.
     pub arguments: Arguments,
     slots: &'static [u64],
@@ -33,12 +35,13 @@ impl Engine {
     /// Prepares a call to be run at once; `None` if that is impossible: its schedule has messages,
     /// or it is staged in several segments.
     pub fn at_once(
-        &self,
+        &mut self,
         prepared: &Arc<Prepared>,
         fallback: Option<&Arc<Prepared>>,
         arguments: Arguments,
         slots: &'static [u64],
     ) -> Option<AtOnce> {
+        let number = self.numbers.next_call();
         let can_run = |prepared: &Arc<Prepared>| {
             let segment = || self.segment_elements(prepared, &arguments, slots);
             !prepared.has_messages
@@ -47,6 +50,7 @@ impl Engine {
         let is_collective = arguments.collective != Collective::SendRecv;
         let is_possible = is_collective && arguments.count <= COUNT_MAX && can_run(prepared);
         is_possible.then(|| AtOnce {
+            number,
             arguments,
             slots,
             planned: prepared.clone(),
@@ -122,6 +126,7 @@ impl Engine {
             part: (call.arguments.count, 0),
         };
         let round_call = RoundCall {
+            number: call.number,
             prepared,
             arguments: &call.arguments,
             slots: call.slots,

@@ -7,11 +7,12 @@ mod compute;
 mod messages;
 mod signals;
 
+use super::arguments::RoundCall;
 use super::links::Links;
 use super::memory::CallViews;
 use super::pool::{Bounced, Pool};
 use super::program::{Message, What};
-use super::round::{Round, RoundCall, RoundId, RoundOf};
+use super::round::{Round, RoundId, RoundOf};
 use super::step_state::NONE;
 use super::streaming::Streaming;
 use super::thread_pool::ThreadPool;

@@ -1,12 +1,11 @@
 //! [`Round`]: one execution of a schedule: a program, how far it has come, and its memory.
 
-use super::arguments::Arguments;
+use super::arguments::RoundCall;
 use super::memory::Memory;
 use super::prepared::Prepared;
 use super::program::{Program, What};
 use super::progress::Progress;
 use super::tag::{self, RoundToken};
-use crate::memory::View;
 use crate::schedule::StepId;
 use crate::time::Time;
 use crate::types::Rank;
@@ -29,15 +28,6 @@ pub struct RoundOf {
     pub generation: u32,
     /// How many elements of the call it is for, and from which on.
     pub part: (u64, u64),
-}
-
-/// What a round needs of its call.
-#[derive(Clone, Copy)]
-pub struct RoundCall<'a> {
-    pub prepared: &'a Arc<Prepared>,
-    pub arguments: &'a Arguments,
-    pub slots: &'a [u64],
-    pub others: &'a [View],
 }
 
 /// One execution of a schedule.
@@ -109,9 +99,10 @@ impl Round {
             RoundId::Collective(sequence) => (sequence, tag::collective(sequence, 0, 0)),
             RoundId::Pairwise => (u64::MAX, 0),
         };
-        let of_call = (call.prepared, call.arguments, call.slots);
-        let sizes = (ranks, chunk_bytes);
-        let is_new = (self.program).take_up(&mut self.progress, of_call, of.part, sizes);
+        let is_new = !self.program.is_of(call) && {
+            let sizes = (ranks, chunk_bytes);
+            (self.program).take_up(&mut self.progress, call, of.part, sizes)
+        };
         if is_new {
             // Room for everything now, so that no later round of the call allocates.
             self.parked.reserve(call.prepared.steps.len());

@@ -1,8 +1,7 @@
 //! [`Task`]: a call under way, and [`Tasks`]: all of them.
 
-use super::arguments::{Arguments, signature_of};
+use super::arguments::{Arguments, RoundCall, signature_of};
 use super::prepared::Prepared;
-use super::round::RoundCall;
 use crate::error::{Error, Result};
 use crate::memory::{Kept, View};
 use crate::time::Time;
@@ -42,6 +41,7 @@ pub struct TaskCall {
 impl TaskCall {
     pub(super) fn for_round(&self) -> RoundCall<'_> {
         RoundCall {
+            number: 0,
             prepared: &self.prepared,
             arguments: &self.arguments,
             slots: &self.slots,

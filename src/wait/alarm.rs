@@ -1,8 +1,9 @@
-//! [`Alarm`]: what the threads of a rank sleep on, for every kind of transport, and [`sleep_on`].
+//! [`Alarm`]: what the threads of a rank sleep on, for every kind of transport, and [`sleep_on`],
+//! which sleeps on one or several alarms.
 //!
-//! Peers ring a [`Bell`] by themselves. A descriptor tells only that something has come, so the
-//! thread that handles it has to wake the threads whose operations it has ended:
-//! [`Alarm::wake_others`].
+//! A peer that stores something for this rank rings its [`Bell`], which wakes all threads that
+//! sleep on it. A descriptor only says that something has come. So the thread that handles what has
+//! come wakes the other threads, whose operations may have ended by that ([`Alarm::wake_others`]).
 
 use super::clock::Clock;
 use super::futex::timespec;
@@ -14,48 +15,51 @@ use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How long a sleep lasts that cannot hear all its alarms.
+/// Longest sleep if no system call can wait for all alarms of the sleep.
 const DEAF_SLEEP: Duration = Duration::from_millis(1);
 
-/// What a waiting thread sleeps on, as a transport tells it.
+/// What the threads of a rank sleep on, as the transport's provider says.
 ///
-/// A provider over both memory and descriptors gives its descriptor and `sleeping`, and peers that
-/// share memory with it make the descriptor readable while that says so: then one thread sleeps on
-/// everything at once.
+/// A provider that uses both shared memory and descriptors gives a descriptor with `sleeping`.
+/// While `sleeping` is not zero, peers that share memory with this rank make the descriptor
+/// readable when they store something. So a thread can wait for everything at once.
 #[derive(Clone, Debug)]
 pub enum WaitSource {
-    /// Two 32-bit words. Announce the sleep by adding 1 to `sleeping` (and a full fence), check
-    /// once more that there is nothing to do, sleep while `bell` has the value read before,
-    /// subtract 1.
+    /// Two 32-bit words. A thread that wants to sleep reads `bell`, adds 1 to `sleeping`, makes a
+    /// full fence, and checks once more that there is nothing to do. Then it sleeps while `bell`
+    /// still has the value that it read. After the sleep it subtracts 1 from `sleeping`.
     Futex {
         /// Changes with every wake-up.
         bell: View,
-        /// Not zero: wakers must ring the bell.
+        /// Number of threads that sleep or are about to. If it is not zero, a waker has to ring the
+        /// bell.
         sleeping: View,
     },
-    /// For poll(2).
+    /// A descriptor for poll(2).
     Descriptor {
-        /// Readable while something has arrived that no poll has seen, and while `ring` is.
+        /// Readable while something has arrived that the provider's poll has not taken, and while
+        /// `ring` is readable.
         ready: Arc<OwnedFd>,
-        /// An eventfd for the caller's own threads: the provider neither writes nor reads it.
+        /// An eventfd by which the threads of this rank wake each other. The provider neither
+        /// writes nor reads it.
         ring: Arc<OwnedFd>,
-        /// As that of [`WaitSource::Futex`], where some peers look at it.
+        /// As `sleeping` of [`WaitSource::Futex`]; `None` if no peer looks at it.
         sleeping: Option<View>,
     },
-    /// Time is virtual: the caller who steps the simulation decides.
+    /// Nothing: time is virtual, and the simulation's caller steps it, so no thread sleeps.
     Virtual,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub enum Alarm {
-    /// Peers ring it.
+    /// A bell, which peers ring.
     Bell(Bell),
-    /// The kernel tells what has come.
+    /// A descriptor, which the kernel makes readable when something has come.
     Descriptor(Doorbell),
 }
 
-/// A descriptor to sleep on, and how threads of this process wake those that do.
+/// A descriptor to sleep on, and the means by which a thread of this process wakes the sleepers.
 #[derive(Debug)]
 pub struct Doorbell {
     ready: Arc<OwnedFd>,
@@ -63,17 +67,17 @@ pub struct Doorbell {
     ring: Arc<OwnedFd>,
     /// Threads that sleep or are about to.
     sleeping: AtomicU32,
-    /// The number of `sleeping`, where peers look at it.
+    /// The same number in memory that peers look at, if some do.
     seen: Option<View>,
-    /// `ring` has been written since it was last read.
+    /// Whether `ring` has been written since it was last read.
     has_rung: AtomicBool,
-    /// Held where the first sleeper takes back what woke the last ones, so that it takes nothing
-    /// that is for the next.
+    /// Held while a thread is counted as a sleeper. The first sleeper empties `ring`; with this
+    /// lock it cannot take a wake-up that is meant for another sleeper.
     entering: Mutex<()>,
 }
 
 impl Alarm {
-    /// `None` in a simulation, where nobody sleeps.
+    /// The alarm of this source. `None` in a simulation, where no thread sleeps.
     pub fn new(source: WaitSource) -> Option<Alarm> {
         match source {
             WaitSource::Futex { bell, sleeping } => Some(Alarm::Bell(Bell::new(bell, sleeping))),
@@ -101,9 +105,10 @@ impl Alarm {
         }
     }
 
-    /// The caller has handled what has come. Peers that ring have woken every sleeper by that; a
-    /// descriptor may be readable no more. `own`: how many of the threads counted as sleepers the
-    /// caller is.
+    /// Wakes the sleepers of a descriptor after the caller has handled what has come, because the
+    /// descriptor may not be readable any more. The sleepers of a bell need nothing: the peer that
+    /// rang has woken all of them. It wakes only if more than `own` threads are counted as
+    /// sleepers; `own` is 1 if the caller is counted itself, else 0.
     #[inline]
     pub fn wake_others(&self, own: u32) {
         if let Alarm::Descriptor(doorbell) = self {
@@ -111,7 +116,7 @@ impl Alarm {
         }
     }
 
-    /// Counts the caller as a sleeper; what [`Bell::enter`] says.
+    /// Counts the caller as a sleeper. Returns what [`Bell::enter`] returns; 0 for a descriptor.
     fn enter(&self) -> u32 {
         match self {
             Alarm::Bell(bell) => bell.enter(),
@@ -130,8 +135,9 @@ impl Alarm {
     }
 }
 
-/// Sleeps until one of the alarms wakes it, at most `time`, unless `has_news`: it is asked once the
-/// thread is counted as a sleeper of each, so what it does not see wakes the thread.
+/// Sleeps until one of the alarms wakes the thread, for `time` at most. It does not sleep if
+/// `has_news` returns true. `has_news` is called after the thread has been counted as a sleeper of
+/// every alarm, so anything that comes too late for it wakes the thread.
 pub fn sleep_on(alarms: &[&Alarm], time: Duration, has_news: impl FnOnce() -> bool) {
     if let [Alarm::Bell(bell)] = alarms {
         return bell.sleep(time, has_news);
@@ -148,7 +154,7 @@ pub fn sleep_on(alarms: &[&Alarm], time: Duration, has_news: impl FnOnce() -> bo
         match (&words[..], &descriptors[..]) {
             (_, []) => wait_for_words(&words, time),
             ([], _) => wait_for_descriptors(&descriptors, time),
-            // No system call waits for both.
+            // No system call waits for futex words and descriptors together.
             _ => wait_for_descriptors(&descriptors, time.min(DEAF_SLEEP)),
         }
     }
@@ -170,7 +176,7 @@ fn wait_for_descriptors(descriptors: &[&OwnedFd], time: Duration) {
     let mut set: Vec<PollFd<'_>> = (descriptors.iter())
         .map(|descriptor| PollFd::new(*descriptor, PollFlags::IN))
         .collect();
-    // Ends early on signals, like any sleep.
+    // A signal may end it early, like any sleep.
     let _ = poll(&mut set, Some(&timespec(time)));
 }
 
@@ -179,10 +185,10 @@ impl Doorbell {
         // The other side of the fence in `enter`: at least one of the two sees the other's store.
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) > own {
-            // Only a full counter refuses, and that is readable too.
+            // The write fails only if the counter is full, and then `ring` is readable too.
             let _ = rustix::io::write(&*self.ring, &1u64.to_ne_bytes());
-            // After the write: a thread that takes it back too early finds nothing, and the next
-            // one takes it.
+            // Stored after the write, and Release publishes the write to `enter`. If it were stored
+            // earlier, `enter` could read `ring` too early, and `ring` would stay readable.
             self.has_rung.store(true, Ordering::Release);
         }
     }
@@ -193,7 +199,7 @@ impl Doorbell {
             && self.has_rung.load(Ordering::Relaxed)
             && self.has_rung.swap(false, Ordering::Acquire)
         {
-            // Nobody sleeps, so nobody is woken by it any more.
+            // No thread sleeps, so the wake-up in `ring` is for none.
             let _ = rustix::io::read(&*self.ring, &mut [0; 8]);
         }
         self.sleeping.fetch_add(1, Ordering::Relaxed);
@@ -216,7 +222,7 @@ mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, epoll, eventfd};
 
-    /// Thirty years: a test that sleeps so long has failed.
+    /// Thirty years. A test that sleeps this long has failed.
     const LONG: Duration = Duration::from_secs(1_000_000_000);
 
     fn alarm() -> (Alarm, Arc<OwnedFd>) {
@@ -250,7 +256,7 @@ mod tests {
             }
             alarm.wake_others(2);
             threads.into_iter().for_each(|t| t.join().unwrap());
-            // Nobody sleeps: nothing is written, and what was written is taken back.
+            // No thread sleeps, so `wake` writes nothing, and `enter` empties `ring`.
             alarm.wake();
             doorbell.enter();
             let mut set = [PollFd::new(&*doorbell.ready, PollFlags::IN)];
@@ -264,7 +270,7 @@ mod tests {
         let (second, other) = alarm();
         rustix::io::write(&*other, &1u64.to_ne_bytes()).unwrap();
         sleep_on(&[&first, &second], LONG, || false);
-        // News, and nobody sleeps at all.
+        // There is news, so the thread does not sleep.
         let (third, _third_other) = alarm();
         sleep_on(&[&third], LONG, || true);
     }

@@ -1,21 +1,21 @@
-//! [`BackgroundThread`]: how a thread begins and ends that drives something while no caller does.
+//! [`BackgroundThread`]: starts and ends a thread that drives something while no caller drives it.
 
 use crate::error::{Error, Result};
 use crate::memory::{ProcessMark, ProcessOwned};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// What a thread drives while callers use it too.
+/// What a background thread drives, and callers too.
 pub trait Background: Send + Sync + 'static {
-    /// What the thread does, until it is stopped.
+    /// The work of the thread. Returns after [`Background::stop`].
     fn run(&self);
-    /// Tells the thread to end. What is under way is failed on all ranks, so that none waits for
-    /// this one.
+    /// Tells the thread to end. What is under way then fails on all ranks, so that no peer waits
+    /// for this rank.
     fn stop(&self);
 }
 
-/// A thread and what it drives. Dropping it ends the thread; in a forked child the drop leaves
-/// everything alone, because the thread is the parent's.
+/// A thread and what it drives. Dropping it ends the thread. In a forked child the drop does
+/// nothing, because the thread is the parent's.
 #[derive(Debug)]
 pub struct BackgroundThread<S: Background>(ProcessOwned<Running<S>>);
 
@@ -26,7 +26,7 @@ struct Running<S: Background> {
 }
 
 impl<S: Background> BackgroundThread<S> {
-    /// Starts the thread, with this name.
+    /// Starts the thread, with this name. Errors: [`Error::Os`] if the system refuses it.
     pub fn start(driven: Arc<S>, process: ProcessMark, name: &str) -> Result<BackgroundThread<S>> {
         let of_thread = driven.clone();
         let thread = std::thread::Builder::new()
@@ -40,7 +40,8 @@ impl<S: Background> BackgroundThread<S> {
         )))
     }
 
-    /// What the thread drives, for the process that has the thread.
+    /// What the thread drives. Returns an error in a forked child, because the thread is the
+    /// parent's.
     pub fn get(&self) -> Result<&S> {
         Ok(&self.0.get()?.driven)
     }
@@ -50,7 +51,7 @@ impl<S: Background> Drop for Running<S> {
     fn drop(&mut self) {
         self.driven.stop();
         if let Some(thread) = self.thread.take() {
-            // Its panic was told to the callers and to the other ranks already.
+            // If it panicked, its own guard has told the callers and the other ranks.
             let _ = thread.join();
         }
     }

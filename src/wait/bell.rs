@@ -1,7 +1,6 @@
-//! [`Bell`]: how a rank sleeps until a peer, or another of its threads, has something for it.
+//! [`Bell`]: on it a thread sleeps until a peer, or another thread of its rank, wakes it.
 //!
-//! `tests/loom.rs` compiles this file and finds a lost wake-up as soon as one of the fences is
-//! missing.
+//! `tests/loom.rs` compiles this file, and finds a lost wake-up if one of the fences is missing.
 
 use super::{futex_wait, futex_wake_all};
 use crate::kernel;
@@ -11,10 +10,10 @@ use std::time::Duration;
 
 /// Two words that processes share: one to sleep on, and the number of threads that sleep.
 ///
-/// A waker stores what the sleeper waits for, fences and looks at the number; a sleeper counts
-/// itself, fences and looks for what it waits for. At least one of the two sees the other's store,
-/// so no wake-up is lost, and a waker makes no system call while nobody sleeps. The fences order
-/// everything; the words themselves are relaxed.
+/// A waker stores what the sleeper waits for, makes a fence, and looks at the number. A sleeper
+/// counts itself, makes a fence, and looks for what it waits for. At least one of the two sees the
+/// other's store, so no wake-up is lost, and a waker makes no system call while no thread sleeps.
+/// The fences order everything, so the accesses to the words are relaxed.
 #[derive(Clone, Copy, Debug)]
 pub struct Bell {
     /// Changes with every wake-up.
@@ -24,7 +23,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// The bell made of these two words, which its maker keeps mapped.
+    /// Makes a bell of these two words. The caller keeps them mapped.
     pub fn new(count: View, sleeping: View) -> Bell {
         Bell { count, sleeping }
     }
@@ -35,8 +34,8 @@ impl Bell {
         self.wake_when(|| true, || {});
     }
 
-    /// Wakes every thread that sleeps, if `is_wanted`, which is asked only while one does; `also`,
-    /// a system call, is done before that.
+    /// Wakes every thread that sleeps, if `is_wanted` returns true. `is_wanted` is called only if a
+    /// thread sleeps. `also` may make a system call; it is called right before the wake-up.
     #[inline]
     pub fn wake_when(&self, is_wanted: impl FnOnce() -> bool, also: impl FnOnce()) {
         fence(Ordering::SeqCst);
@@ -49,8 +48,9 @@ impl Bell {
         }
     }
 
-    /// Counts the caller as a sleeper. What it does not see after this wakes it: by another value
-    /// of [`Bell::count`] than the one returned.
+    /// Counts the caller as a sleeper, and returns the value of [`Bell::count`]. The caller then
+    /// looks for what it waits for. If a waker stores it after that look, the waker also changes
+    /// the count, so the caller sleeps only while the count has the returned value.
     pub fn enter(&self) -> u32 {
         let before = kernel::word32(&self.count, 0).load(Ordering::Relaxed);
         kernel::word32(&self.sleeping, 0).fetch_add(1, Ordering::Relaxed);
@@ -58,13 +58,13 @@ impl Bell {
         before
     }
 
-    /// The caller sleeps no more.
+    /// Ends the sleep of the caller: it is not counted as a sleeper any more.
     pub fn leave(&self) {
         kernel::word32(&self.sleeping, 0).fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Sleeps until the bell is rung, at most `time`, unless `has_news`, which is asked once the
-    /// thread is counted.
+    /// Sleeps until the bell is rung, for `time` at most. It does not sleep if `has_news` returns
+    /// true, which is called after the thread has been counted as a sleeper.
     pub fn sleep(&self, time: Duration, has_news: impl FnOnce() -> bool) {
         let before = self.enter();
         if !has_news() {

@@ -1,28 +1,29 @@
-//! [`DriverLock`]: who drives, where callers and a thread of its own may.
+//! [`DriverLock`]: decides whether a caller or a background thread drives.
 //!
-//! A caller that waits drives by itself, so that no other thread has to be woken for it; the thread
-//! drives while no caller does, and rests while there is nothing to drive.
+//! A caller that waits drives by itself, so that no other thread has to be woken for it. The
+//! background thread drives while no caller does, and rests while a caller drives or there is
+//! nothing to drive.
 //!
-//! `tests/shuttle.rs` compiles this file against shuttle's locks.
+//! `tests/shuttle.rs` compiles this file with the locks of shuttle.
 
 use crate::sync::{
     AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, Ordering, PoisonError, TryLockError,
 };
 
-/// What callers and a thread drive in turn, behind one lock.
+/// Holds what callers and a background thread drive in turn, behind one lock.
 #[derive(Debug)]
 pub struct DriverLock<T> {
     driven: Mutex<T>,
-    /// Callers that wait, each of which drives.
+    /// Number of callers that wait. Each of them drives.
     callers: AtomicU32,
     is_stopped: AtomicBool,
-    /// The thread rests.
+    /// Whether the thread rests.
     is_resting: Mutex<bool>,
     rest: Condvar,
 }
 
-/// A caller that drives, until this is dropped. A thread that rests because of it is not woken by
-/// that: [`DriverLock::end_rest`] does.
+/// A caller that drives until this is dropped. The drop does not wake a thread that rests because
+/// of the caller; [`DriverLock::end_rest`] wakes it.
 #[derive(Debug)]
 pub struct Caller<'a>(&'a AtomicU32);
 
@@ -43,8 +44,8 @@ impl<T> DriverLock<T> {
         }
     }
 
-    /// Takes what is driven. After a panic of another thread too: what that panic has broken is
-    /// told by its own guard.
+    /// Takes what is driven, also after another thread has panicked with the lock. The guard of
+    /// that thread tells the callers of the panic.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.driven.lock().unwrap_or_else(PoisonError::into_inner)
@@ -59,20 +60,23 @@ impl<T> DriverLock<T> {
         }
     }
 
-    /// From now on the caller drives, and the thread does not, until the result is dropped.
+    /// Counts the caller as one that drives, until the result is dropped. Until then the thread
+    /// does not drive.
     pub fn enter(&self) -> Caller<'_> {
         self.callers.fetch_add(1, Ordering::Relaxed);
         Caller(&self.callers)
     }
 
-    /// Whether a caller drives. A hint; the lock orders what threads do.
+    /// Whether a caller drives. This is a hint only: the lock orders what the threads do.
     pub fn has_callers(&self) -> bool {
         self.callers.load(Ordering::Relaxed) > 0
     }
 
-    /// Tells the thread to end. The caller wakes it where it sleeps on something else.
+    /// Tells the thread to end, and ends its rest. If the thread may sleep on something else, the
+    /// caller wakes it there afterwards.
     pub fn stop(&self) {
-        // Relaxed: the lock of the rest orders it, or what the caller wakes the thread by.
+        // Relaxed: the lock of the rest orders it, or else the means by which the caller wakes the
+        // thread.
         self.is_stopped.store(true, Ordering::Relaxed);
         self.end_rest();
     }
@@ -82,8 +86,9 @@ impl<T> DriverLock<T> {
         self.is_stopped.load(Ordering::Relaxed)
     }
 
-    /// The thread rests until it is stopped or `may_rest` is false; whether it has. A thread that
-    /// makes `may_rest` false calls [`DriverLock::end_rest`] afterwards, without the lock.
+    /// Called by the thread: rests until it is stopped or `may_rest` returns false. Returns whether
+    /// it has rested. Another thread that makes `may_rest` false calls [`DriverLock::end_rest`]
+    /// afterwards, without holding the lock.
     pub fn rest_while(&self, may_rest: impl Fn() -> bool) -> bool {
         let mut is_resting = (self.is_resting.lock()).unwrap_or_else(PoisonError::into_inner);
         let may_rest = || !self.is_stopped() && may_rest();
@@ -96,7 +101,7 @@ impl<T> DriverLock<T> {
         has_rested
     }
 
-    /// Lets a thread that rests look again.
+    /// Wakes a thread that rests, so that it calls `may_rest` again.
     pub fn end_rest(&self) {
         let is_resting = (self.is_resting.lock()).unwrap_or_else(PoisonError::into_inner);
         if *is_resting {

@@ -1,30 +1,30 @@
-//! Sleeping on a 32-bit word that processes share.
+//! Futex system calls: a thread sleeps on 32-bit words that processes share, and another wakes it.
 
 use rustix::thread::futex::{Flags, Wait, WaitFlags, WaitPtr, WaitvFlags, wait, waitv, wake};
 use rustix::time::{ClockId, Timespec};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Words that [`futex_wait_any`] takes at most: the kernel's FUTEX_WAITV_MAX.
+/// Most words that [`futex_wait_any`] takes; the kernel's FUTEX_WAITV_MAX.
 pub const FUTEX_WORDS_MAX: usize = 128;
 
 /// Not private: the sleeper and the waker are different processes.
 const SHARED: Flags = Flags::empty();
 
-/// Sleeps while `word` equals `expected`, at most `timeout`. Wakes early on signals and for no
-/// reason.
+/// Sleeps while `word` equals `expected`, for `timeout` at most. It may end early, on a signal or
+/// without a reason.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
-    // A word that has changed, the end of the time and a signal are all reasons to look again.
+    // The caller looks again in any case: after a change of the word, the timeout or a signal.
     let _ = wait(word, SHARED, expected, Some(&timespec(timeout)));
 }
 
 /// Wakes every thread that sleeps on `word`.
 pub fn futex_wake_all(word: &AtomicU32) {
-    // It fails for addresses that are no memory, which a reference never is.
+    // It fails only if the address is not mapped, but a reference always is.
     let _ = wake(word, SHARED, i32::MAX as u32);
 }
 
-/// A time as the kernel takes it; thirty years at most, which no wait outlasts.
+/// A time in the form of the kernel; at most thirty years, which no wait reaches.
 pub(super) fn timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: time.as_secs().min(1 << 30) as i64,
@@ -32,9 +32,9 @@ pub(super) fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Sleeps while every word equals what is expected of it, until `deadline_ns` of CLOCK_MONOTONIC at
-/// most. Wakes early on signals and for no reason. False: nothing slept, because the kernel is
-/// older than 5.16 or forbids the call.
+/// Sleeps while every word equals the value beside it, until `deadline_ns` on CLOCK_MONOTONIC at
+/// most. It may end early, on a signal or without a reason. Returns false if it did not sleep
+/// because the kernel is older than 5.16 or forbids the call.
 pub fn futex_wait_any(words: &[(&AtomicU32, u32)], deadline_ns: u64) -> bool {
     assert!(
         words.len() <= FUTEX_WORDS_MAX,
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::Ordering;
 
-    /// Thirty years after the start of the machine: a test that sleeps until then has failed.
+    /// Thirty years after the start of the machine. A test that sleeps until then has failed.
     const FAR_NS: u64 = 1_000_000_000_000_000_000;
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
                 let expected = words.iter().zip(0..);
                 futex_wait_any(&expected.collect::<Vec<_>>(), FAR_NS)
             });
-            // Once the word has changed no sleep begins, so the wake may come before the sleep.
+            // After the store no sleep begins, so the wake may also come before the sleep.
             words[FUTEX_WORDS_MAX - 1].store(0, Ordering::SeqCst);
             futex_wake_all(&words[FUTEX_WORDS_MAX - 1]);
             assert!(sleeper.join().unwrap());

@@ -1,18 +1,18 @@
-//! How a thread waits, and who drives what it waits for.
+//! How a thread waits, and which thread drives what it waits for.
 //!
 //! * [`Patience`] says what a wait does next: spin, yield or sleep. [`SpinTime`] learns how long
-//!   spinning pays.
-//! * [`Alarm`] is what the threads of a rank sleep on, and [`sleep_on`] is the one way to sleep:
-//!   on [`Bell`]s, which are words that peers change, or on descriptors. A [`Quota`] holds a
-//!   wake-up back until enough has come.
-//! * [`DriverLock`] holds what callers and a thread of its own drive in turn: a caller that waits
-//!   drives by itself, and the thread drives while none does. [`BackgroundThread`] begins and ends
-//!   such a thread.
+//!   spinning is worth it.
+//! * [`Alarm`] is what the threads of a rank sleep on, and [`sleep_on`] is the one way to sleep: on
+//!   [`Bell`]s, which are words that peers change, or on descriptors. A [`Quota`] holds a wake-up
+//!   back until enough signals have come.
+//! * [`DriverLock`] holds what callers and a background thread drive in turn: a caller that waits
+//!   drives by itself, and the thread drives while no caller does. [`BackgroundThread`] starts and
+//!   ends such a thread.
 //! * [`Completions`] collects operations that have ended, for a thread that waits for any of many.
-//! * [`Clock`] is the one reader of the clock.
+//! * [`Clock`] is the only reader of the system's clock.
 //!
-//! What is driven is not known here: `comm/driving.rs` drives an engine, `comm/fusion` and
-//! `comm/partial` their services.
+//! Not here: what is driven. `comm/driving.rs` drives an engine, `comm/fusion` its service, and
+//! `comm/partial` its rounds.
 //!
 //! Read first: `patience.rs`, then `driver_lock.rs`.
 

@@ -1,18 +1,18 @@
-//! [`Patience`]: how a thread waits. It spins only where the host's ranks are not more than its
-//! cores, then yields for a bounded time, then sleeps; oversubscribed ranks never burn each other's
-//! time.
+//! [`Patience`]: says how a thread waits. The thread first spins, then yields for a bounded time,
+//! then sleeps. It spins only if the host has a core for each of its ranks, so ranks that share
+//! cores do not take time from each other.
 //!
-//! Having a core for every rank does not mean having it to oneself: the kernel may keep two ranks
-//! on one core, or another program may want it. Spinning then holds up the very peer that is waited
-//! for. So the time to spin is learned ([`SpinTime`]): waits that end while spinning lengthen it,
-//! waits that end after yielding shorten it. Two ranks on one core that spin 20 us each take 54 us
-//! for 8 bytes; with the learned time, 7 us.
+//! Even if there is a core for each rank, a rank may have to share its core: the kernel may run two
+//! ranks on one core, or another program may use it. A rank that spins then holds up the peer that
+//! it waits for. So the time to spin is learned ([`SpinTime`]): a wait that ends while spinning
+//! doubles it, and a wait that ends while yielding halves it. Two ranks on one core that each spin
+//! for 20 us take 54 us to exchange 8 bytes; with the learned time they take 7 us.
 
 use crate::time::Time;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// What to do next.
+/// What a wait does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Look again at once.
@@ -23,31 +23,32 @@ pub enum Step {
     Sleep(Duration),
 }
 
-/// Spinning longer than a cache miss takes a few hundred times over gains nothing.
+/// Longest time to spin, a few hundred times that of a cache miss. Longer spinning gains nothing.
 const SPIN_NS_MAX: u32 = 20_000;
-/// Less than a yield costs.
+/// Shortest time to spin; less than a yield costs.
 const SPIN_NS_MIN: u32 = 300;
-/// A scheduling quantum is milliseconds; after this long of yielding the peer is busy with
-/// something else.
+/// How long an idle wait spins and yields together before it sleeps. A peer that has not come by
+/// then is busy with something else.
 const YIELD_TIME: Duration = Duration::from_micros(200);
-/// First and longest sleep. The longest bounds how late a hang-up or a timeout is noticed.
+/// First and longest sleep. The longest sleep bounds how late a hang-up or a timeout is noticed.
 const SLEEP_MIN: Duration = Duration::from_millis(1);
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 /// The longest sleep of a wait that is not expected to be short.
 const SLEEP_LONG: Duration = Duration::from_millis(50);
 
-/// How long waits of this process spin, as the latest waits have taught.
+/// How long waits of this process spin, as learned from the latest waits.
 #[derive(Debug)]
 pub struct SpinTime(AtomicU32);
 
 impl SpinTime {
-    /// `ranks` of this host share `cores` cores; without a core for each, waits never spin.
+    /// The time to spin of a host with `ranks` ranks on `cores` cores. If there are fewer cores
+    /// than ranks, waits never spin.
     pub fn new(ranks: usize, cores: usize) -> SpinTime {
         SpinTime(AtomicU32::new(if ranks <= cores { SPIN_NS_MAX } else { 0 }))
     }
 
-    /// Polls between two looks at the clock: a look costs as much as several polls. Few where each
-    /// poll holds up a peer on the same core.
+    /// Number of polls between two looks at the clock, since a look costs as much as several polls.
+    /// It is small if ranks seem to share cores, because each poll then may hold up a peer.
     pub fn polls_per_look(&self) -> u32 {
         if self.get().as_nanos() as u32 > SPIN_NS_MAX / 4 {
             32
@@ -56,11 +57,13 @@ impl SpinTime {
         }
     }
 
-    /// Looks of a call at a signal before it becomes an operation under way: as many as take as
-    /// long as that does, half a microsecond. Where looking holds up a peer on the same core, few;
-    /// for one on another core, as many as take as long as it takes that core to turn to it. With 4
-    /// ranks on 2 cores 8 bytes took 6.7 us when every wait gave the core away at once and became
-    /// an operation under way; with `waits_for_core` and turns they take 4.4.
+    /// How often a call looks for a peer's signal before it becomes an operation under way.
+    ///
+    /// If each rank has a core, the looks take half a microsecond, as long as becoming an operation
+    /// under way. If ranks share cores, a call looks only few times for a peer on its own core,
+    /// since it holds that peer up; it looks longer for a peer on another core, until that core may
+    /// have switched to the peer. 4 ranks on 2 cores take 4.4 us for 8 bytes with these looks and
+    /// turns, and 6.7 us if every wait becomes an operation under way at once.
     pub fn looks_at_once(&self) -> Looks {
         if self.get().as_nanos() as u32 > SPIN_NS_MAX / 4 {
             Looks {
@@ -82,14 +85,15 @@ impl SpinTime {
         Duration::from_nanos(u64::from(self.0.load(Ordering::Relaxed)))
     }
 
-    /// A wait has ended, and this is how it had waited last.
+    /// Learns from a wait that has ended. `last` is what the wait did last.
     pub fn learn(&self, last: Step) {
         let now = self.0.load(Ordering::Relaxed);
         if now > 0 {
             let next = match last {
                 Step::Spin => (now * 2).min(SPIN_NS_MAX),
                 Step::Yield => (now / 2).max(SPIN_NS_MIN),
-                // The peer was not there at all: that says nothing of who shares the core.
+                // The peer was busy with something else, so the wait does not tell whether ranks
+                // share a core.
                 Step::Sleep(_) => now,
             };
             self.0.store(next, Ordering::Relaxed);
@@ -97,32 +101,33 @@ impl SpinTime {
     }
 }
 
-/// How often a wait looks for what a peer stores, before it does something else.
+/// How often a wait looks for a peer's signal before it does something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Looks {
-    /// While the peer was last seen on this very core.
+    /// Number of looks for a peer that was last seen on this rank's core.
     pub beside: u32,
-    /// While it was somewhere else, or nobody knows where.
+    /// Number of looks for a peer that was last seen on another core, or that was not seen yet.
     pub elsewhere: u32,
-    /// How often a call at once gives its core away and looks again.
+    /// How often a call gives its core away and looks again, before it becomes an operation under
+    /// way.
     pub turns: u32,
 }
 
 impl Looks {
-    /// A look in passing.
+    /// One look, for a thread that does not wait.
     pub const ONCE: Looks = Looks {
         beside: 1,
         elsewhere: 1,
         turns: 0,
     };
 
-    /// Whether it matters where peers are.
+    /// Whether the number of looks depends on the peer's core, as it does if ranks share cores.
     pub fn is_crowded(self) -> bool {
         self.beside != self.elsewhere
     }
 }
 
-/// The patience of one wait.
+/// What one wait has done so far, and what it does next.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     spin: Duration,
@@ -133,7 +138,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// A wait that spins as long as has been learned.
+    /// A wait that spins for the learned time.
     pub fn new(spin: &SpinTime) -> Patience {
         Patience {
             spin: spin.get(),
@@ -144,8 +149,7 @@ impl Patience {
         }
     }
 
-    /// A wait of which nobody expects that it is short: without a core for each rank it sleeps at
-    /// once, and long.
+    /// A wait that is probably long. If ranks share cores, it sleeps at once, and longer each time.
     pub fn sleeping(spin: &SpinTime) -> Patience {
         let patience = Patience::new(spin);
         match patience.spin.is_zero() {
@@ -158,27 +162,27 @@ impl Patience {
         }
     }
 
-    /// Polls between two looks at the clock.
+    /// Number of polls between two looks at the clock.
     pub fn polls_per_look(&self, spin: &SpinTime) -> u32 {
         match self.yields.is_zero() {
-            // A thread that goes to sleep polls once more.
+            // The thread is to sleep at once, so it polls only once more.
             true => 1,
             false => spin.polls_per_look(),
         }
     }
 
-    /// How it has waited last.
+    /// What the wait did last.
     pub fn last(&self) -> Step {
         self.last
     }
 
-    /// Something moved.
+    /// Begins again with spinning, because something has moved.
     pub fn reset(&mut self) {
         self.idle_since = None;
         self.sleep = SLEEP_MIN;
     }
 
-    /// Nothing moved: what to do.
+    /// What to do next, because nothing has moved.
     pub fn next(&mut self, now: Time) -> Step {
         let since = *self.idle_since.get_or_insert(now);
         let idle = now.since(since);

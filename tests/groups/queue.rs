@@ -231,7 +231,7 @@ fn an_operation_is_in_one_queue_of_its_family_once() {
 #[test]
 fn simulated_operations_end_in_a_queue_when_the_simulation_is_stepped() {
     use linerate::sim::SimOptions;
-    let options = SimOptions::new(3);
+    let options = SimOptions::new(3, 1);
     let mut simulation = linerate::Simulation::new(options, Config::default()).unwrap();
     let queues: Vec<_> = simulation
         .communicators()

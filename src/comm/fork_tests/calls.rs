@@ -1,16 +1,16 @@
-//! The collectives that a child tries: each must be refused, whatever its memory.
+//! The collectives that a child tries. Each must be refused, whatever memory it is given.
 
 use crate::comm::{Buffer, Communicator};
 use crate::error::Result;
 use crate::types::ReduceOp::Sum;
 
-/// One call of one of two ranks, on four elements and on their first half.
+/// A call of one of two ranks, on a buffer of four elements and on its first two.
 pub(super) type Try = fn(&Communicator, &Buffer<f32>, &Buffer<f32>) -> Result<()>;
 
-/// Two elements of each rank.
+/// Two elements for each rank.
 const COUNTS: &[u64] = &[2, 2];
 
-/// The blocking ones, three of them on slices.
+/// Blocking collectives, three of them on slices.
 pub(super) const BLOCKING: &[(&str, Try)] = &[
     ("Communicator::all_reduce", |comm, _, _| {
         comm.all_reduce(&mut [1.0f32, 2.0], Sum)
@@ -75,7 +75,7 @@ pub(super) const BLOCKING: &[(&str, Try)] = &[
     }),
 ];
 
-/// Those that return at once.
+/// Collectives that return at once.
 pub(super) const STARTED: &[(&str, Try)] = &[
     ("Communicator::start_all_reduce", |comm, all, _| {
         comm.start_all_reduce(all, Sum).map(drop)

@@ -1,4 +1,4 @@
-//! What each function does in a child.
+//! The public functions that a child calls, and what each must do there.
 
 use super::calls::{self, Try};
 use super::{Held, adopt, is_refused, sparse_options, tensors};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 type Case = (&'static str, bool);
 
-/// What the child finds: by name, whether the function did what it may.
+/// Calls every function; returns its name and whether it did what it may do in a child.
 pub(super) fn cases(held: &mut Held) -> Vec<Case> {
     let mut cases = of_communicator(held);
     cases.extend(of_calls(held));
@@ -69,7 +69,7 @@ fn of_communicator(held: &mut Held) -> Vec<Case> {
 
 fn of_calls(held: &mut Held) -> Vec<Case> {
     let (comm, small, plain) = (&held.comm, &held.small, &held.plain);
-    // To this communicator the buffer is not known: it would be registered first.
+    // `foreign` has not registered the buffer: it would have to do that before the call.
     let foreign = held.only.as_ref().unwrap();
     let tried = [(comm, small), (comm, plain), (foreign, small)];
     let is_refused_to_all = |call: Try| {
@@ -221,7 +221,7 @@ fn of_sparse(held: &mut Held) -> Vec<Case> {
         let residual = sparse.residual("weight").unwrap();
         residual.as_slice().unwrap()[1]
     };
-    // Residuals are this process's own copy, to be saved for example.
+    // Residuals are a copy of the process's own, which it may save for example.
     let saved = sparse.save().unwrap();
     let before = first(&sparse);
     let is_scaled = sparse.scale_residuals(2.0).is_ok() && first(&sparse) == 2.0 * before;

@@ -1,13 +1,12 @@
-//! [`FusionDriving`]: who drives the [`Service`] of a [`Fusion`](super::Fusion), and what callers
-//! tell it.
+//! [`FusionDriving`]: which thread drives the [`Service`] of a [`Fusion`](super::Fusion), and the
+//! [`Board`] through which callers and the service tell each other news.
 //!
-//! A caller that waits for the step drives, else the fusion buffer's own thread. So a caller waits
-//! for the thread only where that is in the middle of a turn: the thread sees that a caller is
-//! there, and the caller rings for it. Announcing takes another lock than driving, so it never
-//! waits for a turn.
+//! A caller that waits for the step drives; while none waits, the fusion buffer's own thread
+//! drives. If the thread is in the middle of a turn when a caller comes, the caller rings, and the
+//! thread ends its turn. Announcing takes the lock of the board only, so it never waits for a turn.
 //!
-//! Locks, in this order: the service, then the board. A thread that has the board only tries the
-//! service.
+//! A thread that needs both locks takes the driver lock first, then the board. A thread that
+//! already has the board only tries the driver lock.
 
 use super::StepReport;
 use super::inbox::{Announced, Inbox};
@@ -27,23 +26,23 @@ pub struct FusionDriving {
     board: Mutex<Board>,
     /// The thread, or a caller that drives, waits here for something to do.
     news: Condvar,
-    /// To wake the thread where it waits for an operation.
+    /// Rung to wake the thread while it waits for an operation.
     comm: Communicator,
 }
 
-/// What the service is told, and what it says.
+/// What callers tell the service, and what the service tells callers.
 #[derive(Debug)]
 struct Board {
     inbox: Inbox,
     is_announced: Vec<bool>,
     announced_count: usize,
-    /// The service knows that the backward pass of this step has ended.
+    /// Whether the service knows that the backward pass of this step has ended.
     is_end_told: bool,
-    /// The thread sleeps, until this time if there is one.
+    /// `Some`: the thread sleeps, until this time if there is one. `None`: it is awake.
     asleep_until: Option<Option<Time>>,
     report: Option<StepReport>,
     failure: Option<Error>,
-    /// A thread that drove has panicked: what the service has under way is not known.
+    /// Whether a thread that drove has panicked. What the service has under way is then unknown.
     has_panicked: bool,
 }
 
@@ -66,7 +65,7 @@ impl FusionDriving {
         }
     }
 
-    /// Hands a tensor to the service; false if it may not be announced now.
+    /// Puts a tensor into the inbox of the service. Returns false if it may not be announced now.
     pub fn announce(&self, tensor: usize, buffer: &RawBuffer, now: Time) -> Result<bool> {
         let mut board = self.board();
         board.check()?;
@@ -83,7 +82,7 @@ impl FusionDriving {
         Ok(true)
     }
 
-    /// The backward pass has ended.
+    /// Ends the backward pass.
     pub fn end(&self, now: Time) -> Result<()> {
         let mut board = self.board();
         board.check()?;
@@ -104,7 +103,8 @@ impl FusionDriving {
         let caller = self.lock.enter();
         let result = self.drive_as_caller();
         drop(caller);
-        // After the drop: a thread that announces later finds no caller, and ends the rest itself.
+        // This look comes after the drop: a caller that announces later sees that no caller drives,
+        // and wakes the thread itself.
         let board = self.board();
         if board.failure.is_some() || board.has_news() {
             self.lock.end_rest();
@@ -137,9 +137,10 @@ impl FusionDriving {
         }
     }
 
-    /// What was announced last may stay until a caller waits: the thread is in time for what is
-    /// due, and the caller is about to wait for the step, in which it drives. Waking the thread now
-    /// would have both want the core.
+    /// Whether the tensor that was just announced may stay in the inbox until a caller waits for
+    /// the step. That is so if it was the step's last tensor and the thread wakes in time for the
+    /// next deadline: the caller will soon wait for the step, and drives then. If the thread woke
+    /// now, it would compete with that caller for the core.
     fn can_wait(&self, board: &mut Board, now: Time) -> bool {
         let Some(Some(until)) = board.asleep_until else {
             return false;
@@ -154,7 +155,7 @@ impl FusionDriving {
         !service.is_due(now) && service.next_deadline().is_none_or(|due| until <= due)
     }
 
-    /// Wakes the thread that is to drive, if it sleeps. The caller has the board.
+    /// Wakes the thread that drives, if it sleeps. The caller has the board.
     fn tell(&self) {
         self.news.notify_all();
         if !self.lock.has_callers() {
@@ -227,7 +228,8 @@ impl Background for FusionDriving {
     fn stop(&self) {
         self.lock.stop();
         self.comm.ring();
-        // With the board: the thread has not yet looked, or sleeps.
+        // While this thread has the board, the driving thread has either not yet looked for a stop
+        // or sleeps on `news`, so it cannot miss the stop.
         let _board = self.board();
         self.news.notify_all();
     }
@@ -245,21 +247,22 @@ impl Board {
         self.is_end_told = false;
     }
 
-    /// Whether the service has not been told of everything.
+    /// Whether there is something that the service has not been told.
     fn has_news(&self) -> bool {
         let is_end_new = self.inbox.ended_at.is_some() && !self.is_end_told;
         self.report.is_none() && (is_end_new || !self.inbox.tensors.is_empty())
     }
 
-    /// Gives the service what was announced since the last time.
+    /// Gives the service what was announced since the last call.
     fn hand_over(&mut self, taken: &mut Inbox) {
         std::mem::swap(&mut self.inbox.tensors, &mut taken.tensors);
-        // Until a caller has taken the report of the last step, the end is still that step's.
+        // Until a caller has taken the report of the last step, `ended_at` is the end of that step.
         taken.ended_at = self.inbox.ended_at.filter(|_| self.report.is_none());
         self.is_end_told |= taken.ended_at.is_some();
     }
 
-    /// Keeps what a turn has brought. If nothing is left to do: until when, if there is a time.
+    /// Keeps the report or the error that a turn has returned. Returns `Some` if nothing is left to
+    /// do, with the next deadline if there is one.
     fn publish(&mut self, turn: Result<Turn>) -> Option<Option<Time>> {
         match turn {
             Ok(Turn::Again) => return None,
@@ -273,12 +276,12 @@ impl Board {
     }
 }
 
-/// How long it is until a deadline.
+/// The time from now until a deadline.
 fn limit_of(deadline: Option<Time>, service: &Service) -> Option<Duration> {
     deadline.map(|deadline| deadline.since(service.clock().now()))
 }
 
-/// Tells callers of a panic, so that none waits for ever.
+/// Tells the callers if the thread that holds it panics, so that none waits for ever.
 struct PanicGuard<'a>(&'a FusionDriving);
 
 impl Drop for PanicGuard<'_> {

@@ -1,4 +1,4 @@
-//! [`Inbox`]: what callers have announced.
+//! [`Inbox`]: the tensors that callers have announced, on their way to the service.
 
 use crate::comm::raw::RawBuffer;
 use crate::error::Result;
@@ -21,7 +21,7 @@ impl Announced {
         })
     }
 
-    /// No operation uses it any more.
+    /// Ends the borrow. No operation uses the tensor any more.
     pub fn end(self) {
         if let Some(kept) = self.kept {
             kept.end();
@@ -29,12 +29,12 @@ impl Announced {
     }
 }
 
-/// What was announced and not yet taken by the service.
+/// What callers have announced and the service has not taken yet.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    /// At most one of each.
+    /// Index, buffer and time of the announcement; each tensor at most once.
     pub tensors: Vec<(usize, Announced, Time)>,
-    /// The end of the backward pass.
+    /// When the backward pass ended, if it has.
     pub ended_at: Option<Time>,
 }
 

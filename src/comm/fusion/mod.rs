@@ -1,10 +1,13 @@
 //! [`Fusion`]: many small gradients, reduced in few large operations while the backward pass still
 //! runs.
 //!
-//! A thread of its own runs the agreement ([`crate::fusion::Machine`]), packs, communicates and
-//! unpacks, while the caller only announces; a caller that waits for the step does it itself
-//! (`driving.rs`). What is flushed when, and why all ranks agree, is in [`crate::fusion`]. Read
-//! first: [`Fusion::new`].
+//! The fusion buffer has a thread of its own. While the callers only announce tensors, that thread
+//! runs the agreement of the ranks ([`crate::fusion::Machine`]), packs, communicates and unpacks.
+//! A caller that waits for the step does this work itself (`driving.rs`).
+//!
+//! Not here: what is flushed when, and why all ranks agree ([`crate::fusion`]).
+//!
+//! Read first: [`Fusion::new`].
 
 mod driving;
 mod inbox;
@@ -28,9 +31,9 @@ use std::sync::Arc;
 
 /// Reduces a declared set of tensors, step after step. See [`Fusion::new`].
 ///
-/// `Send + Sync`: several threads may announce. Dropping it joins its thread; in the middle of a
-/// step that fails the fusion buffer on all ranks if a round is under way, so that no peer waits
-/// for this rank; the communicator that it was made from is not touched.
+/// `Send + Sync`: several threads may announce. Dropping it joins its thread. If a round is under
+/// way at that time, the drop makes the fusion buffer fail on all ranks, so that no peer waits for
+/// this rank. The drop does not touch the communicator from which the fusion buffer was made.
 #[derive(Debug)]
 pub struct Fusion {
     driving: BackgroundThread<FusionDriving>,
@@ -39,15 +42,17 @@ pub struct Fusion {
 }
 
 impl Fusion {
-    /// A fusion buffer for these tensors, which every rank announces once in every step, in any
-    /// order. Collective: all ranks call it, with the same tensors and options.
+    /// Makes a fusion buffer for these tensors. Every rank announces each of them once in every
+    /// step, in any order. Collective: all ranks call it, with the same tensors and options.
     ///
-    /// Works on a duplicate of `comm` ([`Communicator::duplicate`]), so operations of the caller on
-    /// `comm` may run at any time, in a step too, and several fusion buffers beside each other.
-    /// What it announces may be allocated from either. If the duplicate fails, `comm` is still
-    /// good, unless a rank has died.
+    /// The fusion buffer works on a duplicate of `comm` ([`Communicator::duplicate`]). So the
+    /// caller may run operations on `comm` at any time, also during a step, and several fusion
+    /// buffers may work at the same time. The announced buffers may be allocated from `comm` or
+    /// from a communicator that was made from it. If the duplicate fails, `comm` is still good,
+    /// unless a rank has died.
     ///
-    /// The thread sleeps when nothing waits, and drives the duplicate while something is under way.
+    /// The fusion buffer's thread drives the duplicate while an operation is under way, and sleeps
+    /// otherwise.
     ///
     /// ```no_run
     /// # fn main() -> linerate::Result<()> {
@@ -66,9 +71,10 @@ impl Fusion {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if an option is out of range, the operator is undefined for a
-    /// type, or the ranks declare different tensors or options (naming a rank and a tensor);
-    /// [`Error::Exhausted`] if the buffers cannot be allocated; any error of the communicator.
+    /// [`Error::InvalidArgument`] if an option is out of range, if the operator is undefined for a
+    /// type, or if the ranks declare different tensors or options (the text names a rank and a
+    /// tensor); [`Error::Exhausted`] if the buffers cannot be allocated; any error of the
+    /// communicator.
     pub fn new(
         comm: &Communicator,
         options: FusionOptions,
@@ -79,14 +85,15 @@ impl Fusion {
         Fusion::start(comm, set, machine, 0)
     }
 
-    /// A fusion buffer whose flushes are fixed beforehand: flush i reduces the tensors `plan[i]` as
-    /// soon as they are ready and flush i-1 has started. The ranks need no rounds to agree; age,
-    /// size and count of the options are not looked at. Collective, with the same tensors, options
-    /// and plan on all ranks.
+    /// Makes a fusion buffer whose flushes are fixed in advance: flush i reduces the tensors
+    /// `plan[i]` as soon as they are ready and flush i - 1 has started. The ranks need no rounds to
+    /// agree, so the limits of age, bytes and tensors in the options have no effect. Collective:
+    /// all ranks call it, with the same tensors, options and plan.
     ///
     /// # Errors
-    /// As [`Fusion::new`], and [`Error::InvalidArgument`] if the plan has a tensor twice or not at
-    /// all (empty ones may be left out), an empty flush, or two types in one.
+    /// As [`Fusion::new`], and [`Error::InvalidArgument`] if a tensor is twice in the plan, if a
+    /// tensor that has elements is not in the plan, if a flush is empty, or if the tensors of one
+    /// flush have two types.
     pub fn with_plan(
         comm: &Communicator,
         options: FusionOptions,
@@ -125,15 +132,15 @@ impl Fusion {
         })
     }
 
-    /// The gradient of a tensor is ready: `buffer` holds it, and will hold the reduction when
-    /// [`wait`](Fusion::wait) returns; until then it is borrowed. Its elements are of the tensor's
-    /// type, or bytes. Returns at once.
+    /// Announces that the gradient of a tensor is ready in `buffer`. The fusion buffer borrows
+    /// `buffer` until [`wait`](Fusion::wait) returns; then `buffer` holds the reduction. Its
+    /// elements have the tensor's type, or are bytes. Returns at once.
     ///
     /// # Errors
-    /// [`Error::InUse`]: something else uses the buffer. [`Error::InvalidArgument`]: no such
-    /// tensor, a buffer of another type or length, announced twice in this step, or after the end
-    /// of the backward pass (this leaves the step as it was). Also the error that ended the
-    /// service, if one did.
+    /// [`Error::InUse`]: something else uses the buffer. [`Error::InvalidArgument`]: there is no
+    /// such tensor, the buffer has another type or length, the tensor was already announced in this
+    /// step, or the backward pass has ended. These errors leave the step unchanged. If an earlier
+    /// error has ended the fusion buffer, that error is returned.
     pub fn announce<T: Element>(&self, tensor: usize, buffer: &Buffer<T>) -> Result<()> {
         let raw = buffer.raw();
         if tensor >= self.set.len() {
@@ -166,12 +173,12 @@ impl Fusion {
         )))
     }
 
-    /// No tensor of this step comes any more on this rank: what is ready is flushed without waiting
-    /// for company. Only of use where something else is to be done before [`wait`](Fusion::wait),
-    /// which says it too and wakes no thread for it.
+    /// Says that this rank announces no more tensors in this step. The tensors that are ready are
+    /// then flushed without waiting for more. Call it if the thread does other work before
+    /// [`wait`](Fusion::wait): `wait` ends the backward pass too, and wakes no thread for it.
     ///
     /// # Errors
-    /// The error that ended the service, if one did.
+    /// The error that has ended the fusion buffer, if there was one.
     pub fn end_of_backward(&self) -> Result<()> {
         self.driving.get()?.end(self.clock.now())
     }
@@ -180,21 +187,24 @@ impl Fusion {
     /// the backward pass if [`end_of_backward`](Fusion::end_of_backward) was not called.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming tensor and rank, if a rank has ended its backward pass
-    /// without announcing it; any error of its duplicate of the communicator. The fusion buffer
-    /// must then be made anew; the communicator itself is still good, unless a rank has died.
+    /// [`Error::InvalidArgument`] if a rank has ended its backward pass without announcing a
+    /// tensor; the text names the tensor and the rank. Also any error of the duplicate of the
+    /// communicator. After an error the caller has to make a new fusion buffer. The communicator
+    /// itself is still good, unless a rank has died.
     pub fn wait(&self) -> Result<StepReport> {
         self.driving.get()?.wait(self.clock.now())
     }
 
-    /// The time on the clock of the reports, which starts when the fusion buffer is made.
+    /// The time now, on the clock of the reports. That clock starts at 0 when the fusion buffer is
+    /// made.
     pub fn now(&self) -> Time {
         self.clock.now()
     }
 }
 
-/// Compares the declarations of all ranks: first one hash of everything; if that differs, per
-/// tensor for the error. What else is in the hash has the name `others`.
+/// Compares the declarations of all ranks. First it compares one hash of everything. If that
+/// differs, it compares a hash of each tensor, to name the tensor in the error. `others` names in
+/// the error what else the first hash covers.
 pub(super) fn check_declarations(
     comm: &Communicator,
     set: &TensorSet,

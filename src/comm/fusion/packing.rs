@@ -1,4 +1,4 @@
-//! [`Packing`]: the fusion buffers, and what lies in them.
+//! [`Packing`]: the fusion buffers, and the copies into and out of them.
 
 use super::inbox::Announced;
 use crate::comm::Communicator;
@@ -9,17 +9,17 @@ use crate::fusion::{Ahead, Flush, Machine};
 use crate::kernel;
 use std::sync::Arc;
 
-/// Copies up to here are made without the engine: below it neither other threads nor
-/// streaming stores gain anything, and an operation that somebody drives need not stand still.
+/// Longest copy that is made without the engine. A shorter copy gains nothing from the engine's
+/// threads and streaming stores, and without the engine's lock the operations under way go on.
 const PLAIN_BYTES_MAX: usize = 256 << 10;
 
 /// The fusion buffers that no flush uses, and the one that is filled ahead.
 pub struct Packing {
     free: Vec<RawBuffer>,
-    /// Filled with the tensors of `ahead`.
+    /// The fusion buffer that holds the tensors of `ahead`.
     open: Option<RawBuffer>,
     ahead: Ahead,
-    /// Copies large tensors.
+    /// Its engine copies large tensors.
     driving: Arc<Driving>,
 }
 
@@ -41,8 +41,8 @@ impl Packing {
         })
     }
 
-    /// Packs one tensor that will probably be part of the next flush; whether there was one, and a
-    /// buffer.
+    /// Packs one tensor that will probably be part of the next flush. Returns false if there is no
+    /// such tensor or no free fusion buffer.
     pub fn pack_ahead(&mut self, machine: &Machine, tensors: &[Option<Announced>]) -> bool {
         if self.open.is_none() && self.free.is_empty() {
             return false;
@@ -61,8 +61,8 @@ impl Packing {
         true
     }
 
-    /// A buffer with all tensors of a flush. There are as many buffers as flushes under way, and
-    /// the caller has one less.
+    /// Packs all tensors of a flush into a fusion buffer, which it returns. The caller has fewer
+    /// flushes under way than there are fusion buffers, so one is free.
     pub fn pack(
         &mut self,
         machine: &Machine,
@@ -85,12 +85,13 @@ impl Packing {
         buffer
     }
 
-    /// A flush is reduced where it lies, without a buffer.
+    /// Notes that a flush of one tensor is reduced in the tensor's own memory, without a fusion
+    /// buffer.
     pub fn pass_over(&mut self, machine: &Machine) {
         self.forget_if_flushed(machine);
     }
 
-    /// Copies a flush back to its tensors; its buffer is free again.
+    /// Copies a flush back to its tensors. Its fusion buffer is free afterwards.
     pub fn unpack(
         &mut self,
         machine: &Machine,
@@ -110,13 +111,14 @@ impl Packing {
         self.free.extend(open);
     }
 
-    /// The buffer that was filled ahead, as if it were empty.
+    /// Takes the fusion buffer that was filled ahead, and forgets what lies in it.
     fn reopen(&mut self) -> Option<RawBuffer> {
         self.ahead.clear();
         self.open.take()
     }
 
-    /// What was packed ahead is of no use if a part of it has gone another way.
+    /// Forgets what was packed ahead if one of its tensors has been flushed in another way: the
+    /// buffer can then not become the next flush.
     fn forget_if_flushed(&mut self, machine: &Machine) {
         let mut tensors = self.ahead.tensors().iter();
         if tensors.any(|&tensor| machine.is_flushed(tensor as usize)) {
@@ -140,7 +142,7 @@ fn announced(tensors: &[Option<Announced>], tensor: u32) -> &RawBuffer {
     &tensor.expect("a flush has only announced tensors").raw
 }
 
-/// The tensors of a flush with bytes, each with its place in the fusion buffer.
+/// The tensors of a flush that have elements, each with its place in the fusion buffer.
 fn parts_of<'a>(
     machine: &'a Machine,
     flush: Flush,

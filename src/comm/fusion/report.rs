@@ -5,13 +5,13 @@ use crate::types::DataType;
 use std::fmt;
 use std::time::Duration;
 
-/// One flush. Times are this rank's, on the clock of [`Fusion::now`](super::Fusion::now); as text,
-/// one line.
+/// One flush. Times are this rank's, on the clock of [`Fusion::now`](super::Fusion::now). Its text
+/// ([`fmt::Display`]) is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlushReport {
     /// Type of its elements.
     pub dtype: DataType,
-    /// Bytes reduced.
+    /// Bytes of all its tensors together.
     pub bytes: u64,
     /// Its tensors, in the order in which they were packed.
     pub tensors: Vec<u32>,
@@ -19,12 +19,12 @@ pub struct FlushReport {
     pub ready: Time,
     /// When its allreduce was started, after packing.
     pub start: Time,
-    /// When its allreduce was seen to have ended, before unpacking.
+    /// When this rank saw that its allreduce had ended, before unpacking.
     pub end: Time,
 }
 
-/// One step: from [`begin`](StepReport::begin) to [`done`](StepReport::done). As text, one line
-/// without the flushes:
+/// One step, from [`begin`](StepReport::begin) to [`done`](StepReport::done). Times are on the
+/// clock of [`Fusion::now`](super::Fusion::now). Its text is one line without the flushes:
 ///
 /// ```
 /// use linerate::DataType;
@@ -54,17 +54,17 @@ pub struct FlushReport {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepReport {
-    /// From 0.
+    /// Index of the step; the first is 0.
     pub step_index: u64,
-    /// All ranks have the same flushes in the same order; the times differ.
+    /// The flushes in the order of their start. They are the same on all ranks, except for times.
     pub flushes: Vec<FlushReport>,
-    /// Rounds of agreement that it took; 0 with a fixed plan.
+    /// Number of rounds in which the ranks agreed; 0 with a fixed plan.
     pub rounds_count: u64,
-    /// The first announcement.
+    /// When the first tensor was announced.
     pub begin: Time,
-    /// The end of the backward pass.
+    /// When the backward pass ended.
     pub backward_end: Time,
-    /// All tensors are reduced and unpacked.
+    /// When all tensors were reduced and unpacked.
     pub done: Time,
 }
 
@@ -101,8 +101,8 @@ impl fmt::Display for StepReport {
 }
 
 impl StepReport {
-    /// Time from the end of the backward pass until all is done: what communication adds to the
-    /// step.
+    /// Time from the end of the backward pass until all is done. Communication adds this time to
+    /// the step.
     pub fn exposed(&self) -> Duration {
         self.done.since(self.backward_end)
     }
@@ -112,8 +112,8 @@ impl StepReport {
         self.union_until(Time::MAX)
     }
 
-    /// Share of [`StepReport::communication`] that was hidden under the backward pass, 0 to 1; 1 if
-    /// there was none.
+    /// Share of [`StepReport::communication`] that was hidden under the backward pass, 0 to 1. It
+    /// is 1 if there was no communication.
     pub fn overlap(&self) -> f64 {
         let all = self.communication().as_secs_f64();
         if all == 0.0 {
@@ -122,7 +122,8 @@ impl StepReport {
         self.union_until(self.backward_end).as_secs_f64() / all
     }
 
-    /// Length of the union of all `start..end`, cut off at `limit`. Flushes start in order.
+    /// Length of the union of all `start..end`, cut off at `limit`. The flushes are in the order of
+    /// their start.
     fn union_until(&self, limit: Time) -> Duration {
         let (mut sum, mut covered) = (Duration::ZERO, Time(0));
         for flush in &self.flushes {

@@ -1,9 +1,11 @@
-//! [`Service`]: what a [`Fusion`](super::Fusion) does, no matter who drives it (`driving.rs`).
+//! [`Service`]: the work of a [`Fusion`](super::Fusion), no matter which thread drives it
+//! (`driving.rs`).
 //!
-//! It starts operations in exactly the order in which the machine hands out actions, since they are
-//! operations of one communicator. A flush that finds no free buffer therefore also holds back the
-//! rounds behind it: that is the back-pressure. While anything is under way a turn waits inside the
-//! communicator, in short slices, so that operations progress without a progress thread.
+//! All operations are on one communicator, so all ranks have to start them in the same order: the
+//! service starts them in the order of the machine's actions. While as many flushes are under way
+//! as there are fusion buffers, it performs no action at all, so a flush that has to wait also
+//! holds back the rounds after it. While an operation is under way, a turn waits for it in short
+//! slices; the operations progress during these waits, without a progress thread.
 
 use super::inbox::{Announced, Inbox};
 use super::packing::Packing;
@@ -18,33 +20,34 @@ use crate::types::{Collective, DataType, ReduceOp};
 use crate::wait::Clock;
 use std::time::Duration;
 
-/// How long a turn waits for one operation before it looks at the others: the latency of starting a
-/// round or unpacking, and far above the cost of a look.
+/// How long a turn waits for one operation before it looks at the others. It is the longest delay
+/// before a round is started or a flush is unpacked, and far longer than a look takes.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// How long a turn waits while only a round is under way: only a stop could matter meanwhile.
+/// How long a turn waits while only an operation of the agreement is under way. There is nothing
+/// else to look at meanwhile, so the slice is longer.
 const SLICE_ROUND: Duration = Duration::from_millis(1);
 
-/// What a turn leaves to do.
+/// What is left to do after a turn.
 #[derive(Debug)]
 pub enum Turn {
-    /// Another turn.
+    /// Another turn is needed.
     Again,
-    /// Nothing until something is announced, or until this time.
+    /// There is nothing to do until something is announced, or until this time.
     Idle(Option<Time>),
-    /// Nothing until the next step: the report of this one.
+    /// The step is over, and this is its report.
     Published(StepReport),
 }
 
 /// A flush whose allreduce is under way.
 struct Flight {
     flush: Flush,
-    /// The fusion buffer that it was packed into; `None`: reduced where it lies.
+    /// The fusion buffer into which it was packed. `None`: the tensor is reduced in its own memory.
     packed: Option<RawBuffer>,
     operation: Operation,
 }
 
-/// An operation of the agreement that is under way.
+/// An operation under way by which the ranks agree: a round, or the broadcast of the order.
 enum Talk {
     Round(Operation),
     Order(Operation),
@@ -55,7 +58,7 @@ pub struct Service {
     comm: Communicator,
     machine: Machine,
     clock: Clock,
-    /// Swapped with the inbox.
+    /// What callers have announced since the last turn; swapped with the inbox of the board.
     taken: Inbox,
     /// Per tensor, what was announced in this step.
     tensors: Vec<Option<Announced>>,
@@ -94,13 +97,14 @@ impl Service {
         })
     }
 
-    /// Where the next turn finds what came.
+    /// The inbox from which the next turn takes what was announced.
     pub fn inbox(&mut self) -> &mut Inbox {
         &mut self.taken
     }
 
-    /// Takes what came, ends what is finished, starts what can be started, packs ahead, then waits
-    /// for an operation under way, a slice at most and no longer than until `is_given_up`.
+    /// Takes what was announced, ends the operations that are finished, starts those that can be
+    /// started, and packs one tensor ahead. If there was nothing to pack, it waits for an operation
+    /// under way, for one slice at most, and stops waiting when `is_given_up` returns true.
     pub fn turn(&mut self, is_given_up: impl Fn() -> bool) -> Result<Turn> {
         let mut taken = std::mem::take(&mut self.taken);
         self.take(&mut taken);
@@ -118,7 +122,7 @@ impl Service {
         self.wait_for_something(is_given_up)
     }
 
-    /// Takes the tensors that were announced.
+    /// Takes the announced tensors out of an inbox.
     pub fn take(&mut self, inbox: &mut Inbox) {
         for (tensor, buffer, at) in inbox.tensors.drain(..) {
             if self.machine.arrivals().is_empty() {
@@ -130,12 +134,12 @@ impl Service {
         }
     }
 
-    /// Whether there is something to start now.
+    /// Whether an action can be performed now.
     pub fn is_due(&self, now: Time) -> bool {
         self.machine.has_action(now)
     }
 
-    /// When there will be, if nothing more is announced.
+    /// When the next action can be performed, if nothing more is announced.
     pub fn next_deadline(&self) -> Option<Time> {
         self.machine.next_deadline()
     }
@@ -191,7 +195,8 @@ impl Service {
         }
     }
 
-    /// Performs actions in order, as long as a flush could be started.
+    /// Performs actions in order, as long as fewer flushes are under way than there are fusion
+    /// buffers.
     fn start_actions(&mut self) -> Result<()> {
         while self.flights.len() < self.machine.options().buffers_count {
             let Some(action) = self.machine.poll_action(self.clock.now()) else {
@@ -268,7 +273,7 @@ impl Service {
         Ok(())
     }
 
-    /// The report, and the next step begins.
+    /// Begins the next step, and returns the report of the last one.
     fn finish_step(&mut self) -> StepReport {
         self.report.step_index = self.machine.step_index();
         self.report.rounds_count = self.machine.rounds_count();
@@ -296,17 +301,17 @@ impl Service {
         Ok(Turn::Idle(self.machine.next_deadline()))
     }
 
-    /// Ends what is under way.
+    /// Ends all operations under way and, unless one of them fails, the borrows of the tensors.
     pub fn abandon(&mut self) {
         if let Some(Talk::Round(operation) | Talk::Order(operation)) = self.talk.take() {
-            // In a round the peers would wait for this rank until their timeout. If the
-            // communicator has failed already, there is nothing to cancel.
+            // Without this, peers in a round would wait for this rank until their timeout. The
+            // cancel fails only if the communicator has failed already; then no peer waits.
             let _ = operation.cancel();
         }
         let mut is_good = true;
         for flight in self.flights.drain(..) {
-            // All ranks have started the same flushes, so they end; an error was reported or is
-            // nobody's business now.
+            // The wait ends, because all ranks start the same flushes. An error of it needs no
+            // report: the callers have an earlier one already, or the fusion buffer is dropped.
             is_good &= flight.operation.wait().is_ok();
         }
         if is_good {
@@ -314,7 +319,8 @@ impl Service {
         }
     }
 
-    /// Gives all tensors back, the last ones first: of borrows the latest is found at once.
+    /// Ends the borrows of all tensors. The last ones go first, because the list of borrows is
+    /// searched from its end.
     fn end_announced(&mut self) {
         let latest_first = self.tensors.iter_mut().rev();
         latest_first

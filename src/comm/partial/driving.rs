@@ -1,7 +1,9 @@
-//! [`PartialDriving`]: what callers of a [`PartialAllreduce`](super::PartialAllreduce) and its
-//! thread share, and which of them drives. The thread drives while the application computes, and
-//! sleeps until a peer has something for this rank. While a caller waits, the caller drives and the
-//! thread stays asleep, so that each signal wakes one thread.
+//! [`PartialDriving`]: what the callers of a [`PartialAllreduce`](super::PartialAllreduce) and its
+//! thread share, and which of them drives.
+//!
+//! The thread drives while the application computes, and sleeps until a peer has something for this
+//! rank. While a caller waits, the caller drives and the thread stays asleep, so that each signal
+//! wakes one thread only.
 
 use super::rounds::Rounds;
 use crate::comm::driving::Manner;
@@ -14,13 +16,13 @@ use crate::wait::{Background, Clock, DriverLock};
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-/// Longest sleep of the thread while nothing is due; wake-ups cut it short.
+/// Longest sleep of the thread while nothing is due. A wake-up ends it earlier.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Longest sleep of a caller that waits: how late it notices that a rank is gone.
+/// Longest sleep of a caller that waits. It bounds how late the caller notices a death.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long a wait for another thread of this rank lasts before it looks again.
+/// How long a caller that waits for another thread of this rank sleeps before it looks again.
 const BESIDE: Duration = Duration::from_millis(1);
 
 /// See the module.
@@ -48,8 +50,8 @@ impl PartialDriving {
         }
     }
 
-    /// Puts a gradient into its snapshot. With `is_followed` the caller waits for a result right
-    /// after.
+    /// Adds a gradient to the snapshot of its round, and returns the index of its step. With
+    /// `is_followed` the caller waits for a result right afterwards.
     pub fn submit(&self, gradient: &[View], is_followed: bool) -> Result<u64> {
         let mut state = self.lock.lock();
         let (step, (round, is_first)) = loop {
@@ -67,7 +69,8 @@ impl PartialDriving {
         };
         let snapshot = state.rounds.memory.snapshot(round).view();
         if is_first {
-            // Nobody looks at it before it is told, and rounds go on meanwhile.
+            // Copied without the lock, so that rounds go on meanwhile. No other thread reads this
+            // snapshot before `handle_submitted`.
             drop(state);
             parts_of(gradient, snapshot).for_each(|(from, to)| kernel::copy(from, to));
             state = self.lock.lock();
@@ -82,20 +85,21 @@ impl PartialDriving {
         let driving = state.rounds.driving.clone();
         drop(state);
         if is_left {
-            // Peers ring for what they do from now on; what they had done before needs a look.
+            // The thread has to look once for what peers have done already. They ring for all that
+            // they do from now on.
             driving.ring();
         }
         Ok(step)
     }
 
-    /// The next result, copied to `output`; `None` if none is due. With `can_wait`, waits for one
-    /// that is due.
+    /// Copies the next result to `output`, and returns its report. Returns `None` if none is due.
+    /// With `can_wait` it waits for a result that is due, otherwise it returns `None` for that too.
     pub fn next(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {
         self.driving(|| self.next_driving(output, can_wait))
     }
 
-    /// Waits until this rank may leave after a last round: the others may need its result from
-    /// here.
+    /// Waits until this rank may leave after this last round. Until all living ranks have its
+    /// result, one of them may have to fetch it from here.
     pub fn leave(&self, round: u64) -> Result<()> {
         self.driving(|| {
             loop {
@@ -109,7 +113,7 @@ impl PartialDriving {
         })
     }
 
-    /// Calls what drives while it waits; the thread drives afterwards.
+    /// Calls `wait`, in which the caller drives. Afterwards the thread drives again.
     fn driving<T>(&self, wait: impl FnOnce() -> T) -> T {
         let caller = self.lock.enter();
         let result = wait();
@@ -131,11 +135,12 @@ impl PartialDriving {
                     parts_of(output, result.view()).for_each(|(to, from)| kernel::copy(from, to));
                     let mut state = self.lock.lock();
                     state.rounds.machine.give_back(place);
-                    // A round may have waited for the place. The next call returns a failure.
+                    // A round may have waited for this place. If the turn fails, the next call
+                    // returns the error.
                     let _ = state.turn(&self.clock);
                     return Ok(Some(report));
                 }
-                // What had been reduced before a failure is handed over first.
+                // Results from before a failure are handed over first, by the arm above.
                 _ if turned.is_err() => return turned.map(|()| None),
                 Next::Nothing => return Ok(None),
                 Next::Wait if !can_wait => return Ok(None),
@@ -145,7 +150,8 @@ impl PartialDriving {
         }
     }
 
-    /// This rank has nothing more to submit. False: a result has to be taken first.
+    /// Says that this rank has nothing more to submit. Returns false if a result has to be taken
+    /// first.
     pub fn finish(&self) -> Result<bool> {
         let mut state = self.lock.lock();
         state.turn(&self.clock)?;
@@ -169,11 +175,12 @@ impl PartialDriving {
         state.rounds.machine.lag()
     }
 
-    /// Waits until something may have come; an error: for too long.
+    /// Drives until something may have come, for a limited time. Returns an error if nothing has
+    /// moved for the timeout.
     fn wait(&self, mut state: MutexGuard<'_, State>) -> Result<()> {
         let timeout = self.timeout;
         let now = self.clock.now();
-        // Operations under way have their own timeout, which names who is missing.
+        // Operations under way have their own timeout, whose error names the missing ranks.
         if !state.rounds.is_busy()
             && now.since(state.rounds.moved_at()) > timeout
             && let Some(error) = state.rounds.give_up(now)
@@ -193,7 +200,7 @@ impl PartialDriving {
         Ok(())
     }
 
-    /// Waits for another thread of this rank, which submits or takes a result.
+    /// Waits a short time for another thread of this rank, which is to submit or take a result.
     fn wait_beside<'a>(&'a self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
         let timeout = self.timeout;
         let now = self.clock.now();
@@ -233,7 +240,7 @@ impl State {
         turned
     }
 
-    /// How long nothing is due.
+    /// How long the thread may sleep: until the next deadline, and at most [`IDLE`].
     fn limit(&self, clock: &Clock) -> Duration {
         let now = clock.now();
         let deadline = self.rounds.machine.next_deadline();
@@ -241,7 +248,7 @@ impl State {
     }
 }
 
-/// Buffers that together are as long as a vector, each with its part of that.
+/// Pairs each buffer with its part of the vector. The buffers together are as long as the vector.
 fn parts_of(buffers: &[View], vector: View) -> impl Iterator<Item = (View, View)> {
     let mut end = 0;
     buffers.iter().map(move |&buffer| {
@@ -258,7 +265,7 @@ fn has_news(engine: &crate::engine::Engine, ended: u64) -> bool {
 impl Background for PartialDriving {
     fn run(&self) {
         let _guard = PanicGuard(self);
-        // A failure is kept for the callers.
+        // After a failure the thread rests. The failure is kept for the callers.
         let may_rest = || self.lock.has_callers() || self.lock.lock().failure.is_some();
         while !self.lock.is_stopped() {
             if self.lock.rest_while(may_rest) {
@@ -280,7 +287,8 @@ impl Background for PartialDriving {
         }
     }
 
-    /// In the middle of a round the others are told, so that none waits for this rank.
+    /// If a round needs this rank, the partial allreduce is aborted on all ranks, so that no peer
+    /// waits for this one. With `survive` the others notice that this rank leaves, and go on.
     fn stop(&self) {
         let state = self.lock.lock();
         let machine = &state.rounds.machine;
@@ -298,7 +306,7 @@ impl Background for PartialDriving {
     }
 }
 
-/// Tells callers and peers of a panic, so that none waits for ever.
+/// Tells callers and peers if the thread panics, so that none waits for ever.
 struct PanicGuard<'a>(&'a PartialDriving);
 
 impl Drop for PanicGuard<'_> {

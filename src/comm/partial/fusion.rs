@@ -13,22 +13,22 @@ use crate::types::DataType;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is missing where a thread submits right now.
+/// What an error names as missing while another thread hands a whole step over.
 const HANDED_OVER: &str = "a fusion buffer that another thread hands over";
 
-/// How tensors share rounds. The same on all ranks.
+/// How the tensors of a [`PartialFusion`] share rounds. All ranks give equal options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartialFusionOptions {
-    /// Of the rounds of every fusion buffer.
+    /// The options of every fusion buffer's rounds. Default: [`PartialOptions::default`].
     pub partial: PartialOptions,
-    /// Bytes of one fusion buffer, 1 to 2^40. Default 64 MiB. A larger tensor has a buffer of its
-    /// own. Every buffer has a thread and a communicator of its own, and as many snapshots and
-    /// results as `partial` asks for: few and large ones cost less, more and smaller ones begin
-    /// earlier.
+    /// Bytes of one fusion buffer, 1 to 2^40. Default: 64 MiB. A larger tensor has a buffer of its
+    /// own. Every buffer has a thread, a communicator, and the snapshots and results that `partial`
+    /// asks for. So few large buffers cost less; many small ones begin their rounds earlier.
     pub bytes_max: u64,
-    /// One decision for all tensors of a step, so that they are in the same round or none: one
-    /// buffer, whatever `bytes_max` is, that begins with the last tensor. Default: no, each buffer
-    /// has rounds of its own, as published per tensor.
+    /// Whether all tensors of a step enter the same round. There is then one buffer, regardless of
+    /// `bytes_max`, and its round begins when the last tensor is submitted. All tensors need to
+    /// have one type. Default: false, so each buffer has rounds of its own; the paper has a round
+    /// for each tensor.
     pub step_atomic: bool,
 }
 
@@ -44,21 +44,21 @@ impl Default for PartialFusionOptions {
 
 /// Partial allreduces for a declared set of tensors, step after step. See [`PartialFusion::new`].
 ///
-/// `Send + Sync`: several threads may submit. What holds for a [`PartialAllreduce`] holds for each
-/// buffer.
+/// `Send + Sync`: several threads may submit. Each fusion buffer is a [`PartialAllreduce`], with
+/// the same rules for deaths, stopped processes and drops.
 #[derive(Debug)]
 pub struct PartialFusion {
     set: TensorSet,
-    /// Of each tensor its buffer and its place there.
+    /// For each tensor its buffer and its place there; `None` for a tensor without elements.
     places: Vec<Option<(usize, usize)>>,
     fused: Vec<Fused>,
     is_ordered: bool,
-    /// Steps whose results have been taken. Held while they are, so that every thread takes those
-    /// of one step.
+    /// Number of steps whose results have been taken. A thread holds the lock while it takes the
+    /// results of a step, so that one thread takes all results of that step.
     taken: ProcessOwned<Mutex<u64>>,
 }
 
-/// A gradient that waits for the others of its step, borrowed until then.
+/// A gradient that waits for the others of its step. It is borrowed until they have come.
 #[derive(Debug)]
 struct Submitted {
     view: View,
@@ -70,19 +70,20 @@ struct Submitted {
 struct Fused {
     tensors: Vec<usize>,
     partial: PartialAllreduce,
-    /// By place, what has been submitted of the step that it is at. Held while a whole step is
-    /// handed over, which may wait for a result to be taken: a thread that takes one must not lock
-    /// this.
+    /// By place, the submitted gradients of the present step. A thread holds this lock while it
+    /// hands a whole step over, which may wait until a result is taken. So a thread that takes
+    /// results must not wait for this lock.
     gradients: ProcessOwned<Mutex<Vec<Option<Submitted>>>>,
-    /// Whole steps that have been handed over.
+    /// Number of whole steps that have been handed over.
     steps: AtomicU64,
 }
 
 impl PartialFusion {
-    /// Partial allreduces for these tensors, each of which every rank submits once in every step,
-    /// in any order. Collective: all ranks call it, with the same tensors and options. Tensors of
-    /// one type share buffers in the order in which they are declared, so declare them as the
-    /// backward pass makes them.
+    /// Makes partial allreduces for these tensors. Every rank submits each tensor once in every
+    /// step, in any order. Collective: all ranks call it, with the same tensors and options.
+    ///
+    /// Tensors of one type share fusion buffers, in the order in which they are declared. So
+    /// declare them in the order in which the backward pass computes their gradients.
     ///
     /// ```
     /// use linerate::{Communicator, Config, DataType, PartialFusion, PartialFusionOptions, TensorSpec};
@@ -115,9 +116,10 @@ impl PartialFusion {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: options out of range, tensors of several types with
-    /// `step_atomic`, or other tensors or options than another rank's, which is named;
-    /// [`Error::Exhausted`]: no memory or descriptors for this many buffers.
+    /// [`Error::InvalidArgument`]: an option is out of range, the tensors have several types with
+    /// `step_atomic`, or the ranks give different tensors or options (the text names a rank).
+    /// [`Error::Exhausted`]: there is not enough memory, or there are not enough file descriptors,
+    /// for all fusion buffers.
     pub fn new(
         comm: &Communicator,
         tensors: Vec<TensorSpec>,
@@ -157,19 +159,21 @@ impl PartialFusion {
         })
     }
 
-    /// The tensors of each fusion buffer, in the order of the reports. Tensors without elements are
-    /// in none.
+    /// The indices of the tensors of each fusion buffer. The fusion buffers have the order of the
+    /// reports of [`next`](PartialFusion::next). Tensors without elements are in no fusion buffer.
     pub fn buffers(&self) -> impl ExactSizeIterator<Item = &[usize]> {
         self.fused.iter().map(|fused| &fused.tensors[..])
     }
 
-    /// Submits this rank's gradient of a tensor for its next step. It may be changed when all
-    /// tensors of the step have been submitted: a buffer copies its tensors when it has the last of
-    /// them. That waits while as many steps as there may be rounds in flight have no result taken.
+    /// Submits this rank's gradient of a tensor for the next step. The gradient stays borrowed
+    /// until all tensors of its fusion buffer have been submitted: the submit of the last of them
+    /// copies all. This last submit may wait until a result is taken, as
+    /// [`PartialAllreduce::submit`] does.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: no such tensor, a buffer of another length, or twice before the
-    /// rest of its fusion buffer; else as [`PartialAllreduce::submit`].
+    /// [`Error::InvalidArgument`]: there is no such tensor, the buffer has another type or length,
+    /// or the tensor is submitted again before the rest of its fusion buffer. Otherwise as
+    /// [`PartialAllreduce::submit`].
     pub fn submit<T: Element>(&self, tensor: usize, gradient: &Buffer<T>) -> Result<()> {
         let place = self.places.get(tensor).ok_or_else(|| {
             Error::invalid(format!(
@@ -201,23 +205,26 @@ impl PartialFusion {
         }
         let whole: Vec<View> = gradients.iter().flatten().map(|g| g.view).collect();
         if let Err(error) = fused.partial.submit_views(&whole) {
-            gradients[place] = None; // So that it can be submitted again when there is room.
+            gradients[place] = None; // So that the caller can submit it again later.
             return Err(error);
         }
         gradients.iter_mut().for_each(|gradient| *gradient = None);
-        // Release: a thread that reads the new count reads after the submit.
+        // Release: publishes the submit to a thread that loads the new count in `Fused::steps`.
         fused.steps.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
-    /// Takes the next result of every fusion buffer, copied to `updates`, one for each tensor. The
-    /// reports are by buffer: without `step_atomic` a gradient may be in a round of this step in
-    /// one buffer and in a later one in another. `None`: nothing is due there, and the updates of
-    /// its tensors are as they were, which ordered delivery never does after a step.
+    /// Takes the next result of every fusion buffer, and copies them to `updates`, which has one
+    /// buffer for each tensor. Returns one report for each fusion buffer: without `step_atomic`, a
+    /// rank's gradient may be in this round in one fusion buffer and in a later round in another.
+    ///
+    /// `None` in place of a report means that no result is due in that fusion buffer; the updates
+    /// of its tensors are then unchanged. With ordered delivery a result is due after every step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: not one buffer of the right length for every tensor, or a tensor
-    /// of the step has not been submitted. Else as [`PartialAllreduce::next`].
+    /// [`Error::InvalidArgument`]: `updates` is not one buffer of the right type and length for
+    /// every tensor, or a tensor of the step has not been submitted. Otherwise as
+    /// [`PartialAllreduce::next`].
     pub fn next<T: Element>(&self, updates: &[Buffer<T>]) -> Result<Vec<Option<RoundReport>>> {
         self.check_updates(updates)?;
         let mut taken = self.taken.get()?.lock().expect("no holder panics");
@@ -233,10 +240,11 @@ impl PartialFusion {
         Ok(reports)
     }
 
-    /// One round of every buffer that waits for all ranks and delivers everything that is pending
-    /// anywhere, as [`PartialAllreduce::finish`]; `visit` finds every result that was not taken in
-    /// the `updates` of the tensors of the buffer that it is called with. Collective, after the
-    /// same number of steps on all ranks.
+    /// Runs one round in every fusion buffer that waits for all ranks and delivers everything that
+    /// is pending on any of them, as [`PartialAllreduce::finish`]. It takes every result that was
+    /// not taken yet: it copies each to the `updates` of its fusion buffer's tensors, and then
+    /// calls `visit` with the index of the fusion buffer and the report. Collective, after the same
+    /// number of steps on all ranks.
     ///
     /// # Errors
     /// As [`next`](PartialFusion::next) and [`PartialAllreduce::finish`].
@@ -264,7 +272,7 @@ impl PartialFusion {
         Ok(())
     }
 
-    /// Whether they are one for each tensor.
+    /// Checks that there is one update of the right type and length for each tensor.
     fn check_updates<T: Element>(&self, updates: &[Buffer<T>]) -> Result<()> {
         if updates.len() != self.set.len() {
             return Err(Error::invalid(format!(
@@ -277,7 +285,7 @@ impl PartialFusion {
         all.try_for_each(|(tensor, update)| self.check_length(tensor, update))
     }
 
-    /// Whether every fusion buffer has had this many steps.
+    /// Checks that every fusion buffer has handed over this many whole steps.
     fn check_handed_over(&self, steps: u64) -> Result<()> {
         let Some(behind) = self.fused.iter().find(|fused| fused.steps() < steps) else {
             return Ok(());
@@ -317,7 +325,7 @@ impl PartialFusion {
         self.label_all(&missing.map(|(tensor, _)| *tensor).collect::<Vec<_>>())
     }
 
-    /// The first by name, and how many more.
+    /// The label of the first tensor, and the number of the others.
     fn label_all(&self, tensors: &[usize]) -> String {
         match tensors {
             [] => "none".into(),
@@ -349,7 +357,8 @@ impl PartialFusionOptions {
         Ok(())
     }
 
-    /// Of what says how tensors are grouped; the rest is compared for every buffer.
+    /// A hash of the options that decide how tensors are grouped. [`PartialAllreduce::new`]
+    /// compares the other options, for every fusion buffer.
     fn fingerprint(&self) -> u64 {
         mix(self.bytes_max ^ (u64::from(self.step_atomic) << 63))
     }
@@ -363,10 +372,11 @@ impl PartialFusionOptions {
     }
 }
 
-/// Tensors by fusion buffer: those of one type in the order of their declaration, as many as fit.
+/// Groups the tensors by fusion buffer. A buffer takes tensors of one type in the order of their
+/// declaration, as many as fit.
 fn group(set: &TensorSet, options: &PartialFusionOptions) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    // Of each type the group that is being filled, and its bytes.
+    // For each type, the index of the group that is being filled, and its bytes so far.
     let mut open: Vec<(DataType, usize, u64)> = Vec::new();
     for tensor in (0..set.len()).filter(|&tensor| set.bytes(tensor) > 0) {
         let (dtype, bytes) = (set.spec(tensor).dtype, set.bytes(tensor));
@@ -377,7 +387,7 @@ fn group(set: &TensorSet, options: &PartialFusionOptions) -> Vec<Vec<usize>> {
                 *filled += bytes;
                 continue;
             }
-            // What does not fit into any goes alone, and the group goes on.
+            // A tensor that fills a buffer alone gets one of its own. The open group stays open.
             Some(_) if bytes >= options.limit() => {}
             Some((_, group, filled)) => (*group, *filled) = (groups.len(), bytes),
             None if bytes >= options.limit() => {}

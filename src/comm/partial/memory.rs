@@ -1,5 +1,5 @@
-//! [`Memory`]: snapshots, results and what is gathered of a partial allreduce, all allocated at the
-//! start.
+//! [`Memory`]: the snapshots, the results and the gathered headers of a partial allreduce. All are
+//! allocated when it is made.
 
 use crate::comm::Communicator;
 use crate::comm::call::{Call, OwnedCall};
@@ -10,19 +10,19 @@ use crate::memory::View;
 use crate::partial::{HEADER_BYTES, Header, PartialOptions, RoundReport};
 use crate::types::{Collective, Combine, DataType, Finish, Rank};
 
-/// Where the elements of a snapshot begin, so that they are aligned; the header is right before
+/// Offset in bytes of a snapshot's elements, so that they are aligned. The header is right before
 /// them.
 const DATA_START: usize = 64;
 
-/// Vectors up to here travel with the headers, in one operation, and every rank adds them up
-/// itself: the latency of one operation, for P times the bytes.
+/// Longest vector that travels with the headers. A round is then one operation, which gathers all
+/// vectors on every rank, and every rank adds them up: one latency less, for P times the bytes.
 const SMALL_BYTES_MAX: usize = 1024;
 
-/// Bound of what all ranks together send with the headers.
+/// Most bytes of the headers and small vectors of all ranks together.
 const SMALL_GATHER_BYTES_MAX: usize = 64 << 10;
 
-/// The rank that collects for all. Always the same: each would need a schedule of its own on every
-/// rank.
+/// The rank that gathers the headers for all. It is always the same, because each root would need
+/// a schedule of its own on every rank.
 const COLLECTOR: Rank = 0;
 
 const HEADER_WORDS: usize = HEADER_BYTES / 8;
@@ -31,17 +31,18 @@ const HEADER_WORDS: usize = HEADER_BYTES / 8;
 pub struct Memory {
     dtype: DataType,
     count: u64,
-    /// By round, modulo their number.
+    /// Headers with their elements; the index is the round modulo the number of snapshots.
     snapshots: Vec<RawBuffer>,
-    /// By place.
+    /// The index is the machine's place.
     results: Vec<RawBuffer>,
-    /// Headers of all ranks, with small vectors behind each; by round, modulo the rounds in flight.
+    /// Headers of all ranks, each followed by the rank's vector if that is small. The index is the
+    /// round modulo the rounds in flight.
     gathered: Vec<RawBuffer>,
-    /// What a rank contributes that has nothing; none where vectors are small.
+    /// The contribution of a rank that has nothing to contribute. `None` if vectors are small.
     neutral: Option<RawBuffer>,
-    /// Bytes that each rank gives to be gathered.
+    /// Bytes that each rank contributes to the gathering.
     piece_bytes: usize,
-    /// One rank collects them for all.
+    /// Whether one rank gathers the headers for all.
     is_star: bool,
 }
 
@@ -91,12 +92,13 @@ impl Memory {
         })
     }
 
-    /// Whether a rank that has begun a round is of no more use to the others until another begins.
+    /// Whether the others need nothing more of this rank once it has begun a round. That is so for
+    /// small vectors if another rank gathers them for all.
     pub fn is_done_by_beginning(&self, rank: Rank) -> bool {
         self.is_star && self.is_small() && rank != COLLECTOR
     }
 
-    /// Whether vectors travel with headers, so that a round is one operation.
+    /// Whether the vectors travel with the headers, so that a round is one operation.
     pub fn is_small(&self) -> bool {
         self.neutral.is_none()
     }
@@ -111,7 +113,7 @@ impl Memory {
         self.snapshots[index].part(DATA_START, self.bytes())
     }
 
-    /// A broadcast of a result, with the elements of this type.
+    /// The broadcast of a result in place. The caller sets the root.
     pub fn fetch_call(&self, place: usize) -> Call<'_> {
         let result = self.result(place);
         Call::new(Collective::Broadcast, self.dtype, self.count).with(result, result)
@@ -121,14 +123,15 @@ impl Memory {
         &self.results[place]
     }
 
-    /// Adds what came later.
+    /// Adds the elements of `later` to those of `to`.
     pub fn add(&self, later: View, to: View) {
         let (combine, finish) = (Combine::Sum, Finish::None);
         kernel::reduce(self.dtype, combine, finish, &[to, later], &[to]);
     }
 
-    /// The gathering of the headers of this many ranks. Where ranks share cores, by way of one
-    /// rank, which is woken once for all of them; otherwise by the algorithm that the core chooses.
+    /// Writes the header of a round, and returns the allgather of the headers of this many ranks.
+    /// Where ranks share cores, one rank gathers them for all, and is woken once for all of them.
+    /// Elsewhere the allgather's algorithm is chosen as for any other call.
     pub fn gather_call(&self, header: &Header, ranks: usize) -> OwnedCall {
         let index = (header.round % self.snapshots.len() as u64) as usize;
         let piece = self.snapshots[index].part(DATA_START - HEADER_BYTES, self.piece_bytes);
@@ -148,7 +151,8 @@ impl Memory {
         }
     }
 
-    /// The sum of a round's snapshots, where it is not gathered.
+    /// The allreduce that sums the snapshots of a round. `None` if vectors are small, since they
+    /// are then gathered.
     pub fn sum_call(&self, header: &Header, place: usize) -> Option<OwnedCall> {
         let neutral = self.neutral.as_ref()?;
         Some(OwnedCall {
@@ -161,7 +165,7 @@ impl Memory {
         })
     }
 
-    /// The headers of this many ranks, in their order.
+    /// The gathered headers of this many ranks, in the order of the ranks.
     pub fn headers(&self, round: u64, ranks: usize) -> Vec<Header> {
         let gathered = self.gathered_of(round).view();
         let header = |rank: usize| {
@@ -173,12 +177,12 @@ impl Memory {
         (0..ranks).map(header).collect()
     }
 
-    /// Makes the result of a round of what has come from these ranks: the sum over the included
-    /// ones, in their order, divided once.
+    /// Makes the result of a round of the contributions of these living ranks: the sum over the
+    /// included ones, in the order of the ranks, divided once.
     pub fn conclude(&self, report: &RoundReport, live: &[Rank], place: usize) {
         let result = self.results[place].view();
         if report.included.count() == 0 {
-            // Neutral elements may be -0; the sum of nothing is 0.
+            // A sum of neutral elements is -0 for floats, but the sum of nothing is to be 0.
             return kernel::fill(result, 0);
         }
         let finish = match report.divisor {
@@ -209,7 +213,8 @@ impl Memory {
     }
 }
 
-/// What changes no sum: -0 of floats, since 0 would turn -0 into 0.
+/// Fills a view with the element that changes no sum. For floats that is -0, because adding 0
+/// would turn -0 into 0.
 fn fill_neutral(dtype: DataType, view: View) {
     if !dtype.is_float() {
         return kernel::fill(view, 0);

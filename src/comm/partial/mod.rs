@@ -1,12 +1,15 @@
 //! [`PartialAllreduce`]: an allreduce in which fast ranks do not wait for slow ones.
 //!
-//! Its rounds begin by notices and run as ordinary operations on a communicator that nothing else
-//! uses. That communicator is no member of a family, because a thread of its own attends to it.
+//! Notices between the ranks begin a round. The round itself is one or two ordinary operations, on
+//! a communicator that nothing else uses. The partial allreduce has a thread of its own that drives
+//! this communicator, so waits on other communicators do not drive it.
 //!
-//! What a round is, when it begins and what enters it is in [`crate::partial`]; here bytes move.
+//! [`crate::partial`] decides when a round begins and what enters it; this folder moves the bytes.
 //! `rounds.rs` starts and ends the operations of rounds, `memory.rs` has the buffers, `recovery.rs`
-//! goes on after a death, `names.rs` names ranks afterwards, `driving.rs` says which thread drives;
-//! `fusion.rs` packs a model's gradients.
+//! goes on after a death, `names.rs` translates the ranks in errors after a death, and `driving.rs`
+//! says which thread drives. `fusion.rs` packs a model's gradients.
+//!
+//! Read first: [`PartialAllreduce::new`], then `rounds.rs`.
 
 mod driving;
 mod fusion;
@@ -33,15 +36,17 @@ use std::sync::Arc;
 /// Sums gradients over ranks, round after round, without waiting for slow ranks longer than its
 /// policy says. See [`PartialAllreduce::new`].
 ///
-/// `Send + Sync`. Rounds go on while the application computes, by a thread that sleeps between
-/// them: a rank that does not submit contributes what it has. A process that is stopped stalls
-/// them; after the timeout all ranks have an error that names it. Dropping it in the middle of a
-/// round fails it on all ranks; the communicator that it was made from is not touched.
+/// `Send + Sync`. A thread of its own drives the rounds while the application computes, and sleeps
+/// between them. A rank that does not submit in time contributes what it has, which may be nothing.
+/// A process that is stopped stalls the rounds; after the timeout all ranks get an error that names
+/// its rank. Dropping the partial allreduce in the middle of a round makes it fail on all ranks.
+/// The drop does not touch the communicator from which it was made.
 ///
-/// When a rank dies all others have an error, unless [`PartialOptions::survive`] is set: then the
-/// calls under way wait until those that live have found together, at most the timeout, and go on;
-/// reports say who is dead. The communicator that it was made from fails with the death all the
-/// same, and a caller that needs it rebuilds it. Dropping it then is leaving: the others go on.
+/// When a rank dies, all others get an error, unless [`PartialOptions::survive`] is set. With
+/// `survive`, the living ranks connect to each other anew: the calls under way wait for that, at
+/// most for the timeout, and then go on, and the reports say which ranks are dead. The communicator
+/// from which the partial allreduce was made fails all the same; a caller that needs it rebuilds
+/// it. With `survive`, a rank that drops the partial allreduce leaves, and the others go on.
 pub struct PartialAllreduce {
     driving: BackgroundThread<PartialDriving>,
     bytes: usize,
@@ -49,13 +54,13 @@ pub struct PartialAllreduce {
 }
 
 impl PartialAllreduce {
-    /// A partial allreduce of `count` elements of `dtype`. Collective, with the same arguments on
-    /// all ranks. It works on a communicator of its own, so any number of them and of other
-    /// operations may be under way at the same time.
+    /// Makes a partial allreduce of `count` elements of `dtype`. Collective, with the same
+    /// arguments on all ranks. It works on a communicator of its own, so any number of partial
+    /// allreduces and of other operations may be under way at the same time.
     ///
-    /// The loop of a trainer: submit the gradient of a step, take the result of that step, apply
-    /// it. With ordered delivery the weights after step i are the same on all ranks, although a
-    /// slow rank's gradient may be in a later one.
+    /// In each step a trainer submits the gradient, takes the result of that step and applies it.
+    /// With ordered delivery the weights after step i are the same on all ranks, although the
+    /// gradient that a slow rank computed in step i may be in the result of a later step.
     ///
     /// ```
     /// use linerate::{Communicator, Config, DataType, PartialAllreduce, PartialOptions};
@@ -84,10 +89,11 @@ impl PartialAllreduce {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: options out of range, or not the same on all ranks;
-    /// [`Error::Exhausted`]: no memory for the snapshots (two per round in flight) and results (as
-    /// many as the bound of staleness and the rounds in flight together, and the rounds in flight
-    /// again where deaths are survived).
+    /// [`Error::InvalidArgument`]: an option or `count` is out of range, or the arguments differ
+    /// between ranks. [`Error::Exhausted`]: there is no memory for the snapshots and results. There
+    /// are two snapshots for each round in flight. With ordered delivery there are as many results
+    /// as `staleness_max` and `rounds_in_flight` together, and with `survive` as many more as
+    /// `rounds_in_flight`.
     pub fn new(
         comm: &Communicator,
         dtype: DataType,
@@ -119,36 +125,38 @@ impl PartialAllreduce {
         })
     }
 
-    /// Submits this rank's next gradient, copied: its memory may be changed when this returns. The
-    /// number of the step, from 0. Waits while as many steps as there may be rounds in flight have
-    /// no result taken.
+    /// Submits this rank's next gradient, and returns the index of its step; the first is 0. The
+    /// gradient is copied, so its memory may be changed when this returns. Its elements have the
+    /// type of the partial allreduce, or are bytes.
     ///
-    /// Buffers have elements of the type that was given, or bytes.
+    /// A rank may be [`PartialOptions::rounds_in_flight`] steps ahead of the last result that it
+    /// has taken. If it is, this call waits until another thread takes a result.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a buffer of another type or length, or no result is taken for
-    /// the timeout; [`Error::InUse`]: something writes the buffer; any error of a round.
+    /// [`Error::InvalidArgument`]: the buffer has another type or length, or no result was taken
+    /// during the timeout. [`Error::InUse`]: something writes the buffer. Any error of a round.
     pub fn submit<T: Element>(&self, gradient: &Buffer<T>) -> Result<u64> {
         self.submit_parts(std::slice::from_ref(gradient))
     }
 
-    /// Submits a gradient that lies in several buffers, which together are as long as the vector.
-    /// One decision is for all of them, so that all layers of a step are in one round or none.
-    /// [`PartialFusion`] does it for named tensors, which come in any order.
+    /// As [`submit`](PartialAllreduce::submit), for a gradient that lies in several buffers, which
+    /// together are as long as the vector. They enter the same round, all of them or none.
+    /// [`PartialFusion`] does this for named tensors that are submitted in any order.
     pub fn submit_parts<T: Element>(&self, gradient: &[Buffer<T>]) -> Result<u64> {
         let (driving, parts) = self.driving_for(gradient, Access::Shared)?;
         driving.submit(&parts.views, false)
     }
 
-    /// Takes the next result, copied to `update`, and what it is. With ordered delivery these are
-    /// the rounds in order; a rank that is behind has its result at once. `Ok(None)`: there is
-    /// none, and none is due before the next submit.
+    /// Takes the next result: copies it to `update`, and returns its report. Waits for a result
+    /// that is due; `Ok(None)` means that none is due before the next submit. With ordered delivery
+    /// the results are those of the rounds in order, and a rank that is behind gets its next result
+    /// at once.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a buffer of another type or length. [`Error::InUse`]: something
-    /// uses the buffer. [`Error::Timeout`]: the round has not begun for that long. Any error of the
-    /// round; the partial allreduce has then failed on all ranks, and the communicator is still
-    /// good unless a rank has died.
+    /// [`Error::InvalidArgument`]: the buffer has another type or length. [`Error::InUse`]:
+    /// something uses the buffer. [`Error::Timeout`]: the round has not begun during the timeout.
+    /// Any error of the round. After an error of a round the partial allreduce has failed on all
+    /// ranks; the communicator from which it was made is still good, unless a rank has died.
     pub fn next<T: Element>(&self, update: &Buffer<T>) -> Result<Option<RoundReport>> {
         self.next_parts(std::slice::from_ref(update))
     }
@@ -160,22 +168,22 @@ impl PartialAllreduce {
         driving.next(&parts.views, true)
     }
 
-    /// As [`next`](PartialAllreduce::next), and `None` instead of waiting: a rank that is behind
-    /// calls it until then to catch up.
+    /// As [`next`](PartialAllreduce::next), but returns `Ok(None)` instead of waiting. A rank that
+    /// is behind catches up by calling it until it returns `Ok(None)`.
     pub fn try_next<T: Element>(&self, update: &Buffer<T>) -> Result<Option<RoundReport>> {
         let (driving, parts) = self.driving_for(std::slice::from_ref(update), Access::Exclusive)?;
         driving.next(&parts.views, false)
     }
 
-    /// [`submit`](PartialAllreduce::submit) and [`next`](PartialAllreduce::next) in one, which may
-    /// be the same buffer: what a trainer does that has nothing to do in between. Faster than the
-    /// two, because no thread has to take over in between.
+    /// Does [`submit`](PartialAllreduce::submit) and [`next`](PartialAllreduce::next) in one call.
+    /// `gradient` and `update` may be the same buffer. A trainer calls it if it does no other work
+    /// between the two: this is faster, because the thread does not have to drive in between.
     pub fn exchange<T: Element>(
         &self,
         gradient: &Buffer<T>,
         update: &Buffer<T>,
     ) -> Result<Option<RoundReport>> {
-        // Nothing is submitted where the result cannot be taken.
+        // Checked first, so that nothing is submitted if the result cannot be taken.
         drop(self.driving_for(std::slice::from_ref(update), Access::Exclusive)?);
         {
             let (driving, parts) =
@@ -185,7 +193,9 @@ impl PartialAllreduce {
         self.next(update)
     }
 
-    /// Takes all results that are there, oldest first: `visit` finds each in `update`. How many.
+    /// Takes all results that are there, oldest first, and returns their number. For each of them
+    /// it copies the result to `update` and then calls `visit` with its report. Errors: as
+    /// [`next`](PartialAllreduce::next).
     pub fn catch_up<T: Element>(
         &self,
         update: &Buffer<T>,
@@ -199,16 +209,19 @@ impl PartialAllreduce {
         Ok(rounds)
     }
 
-    /// One round that waits for all ranks and delivers everything that is pending anywhere; `visit`
-    /// finds every result that was not taken, and the last, in `update`. Collective, after the same
-    /// number of submits on all ranks: before validation and checkpoints, since ranks would see
-    /// different weights, and at the end. Submits may go on afterwards. Where deaths are survived
-    /// it returns when every rank that lives has the last result.
+    /// Runs one round that waits for all ranks and delivers everything that is pending on any of
+    /// them. It takes every result that was not taken yet, and the result of this last round: it
+    /// copies each to `update` and then calls `visit` with its report.
+    ///
+    /// Collective, after the same number of submits on all ranks. Call it at the end, and before
+    /// validation and checkpoints, because the ranks' weights may differ until then. Submits may go
+    /// on afterwards. With [`PartialOptions::survive`] it returns when every living rank has the
+    /// last result.
     ///
     /// # Errors
     /// As [`next`](PartialAllreduce::next); [`Error::InvalidArgument`] if another rank has
-    /// submitted a gradient instead. The partial allreduce has then failed on all ranks; one that
-    /// had taken the result of that gradient finds out at its next call.
+    /// submitted a gradient instead. The partial allreduce has then failed on all ranks. A rank
+    /// that has already taken the result of that gradient gets the error at its next call.
     pub fn finish<T: Element>(
         &self,
         update: &Buffer<T>,
@@ -224,7 +237,7 @@ impl PartialAllreduce {
         update: &[Buffer<T>],
         mut visit: impl FnMut(RoundReport),
     ) -> Result<()> {
-        // Borrowed for one result at a time: `visit` reads it.
+        // Borrows the buffers for one result only, so that `visit` can read them.
         let next = || {
             let (driving, parts) = self.driving_for(update, Access::Exclusive)?;
             driving.next(&parts.views, true)
@@ -245,20 +258,21 @@ impl PartialAllreduce {
         Ok(())
     }
 
-    /// Rounds that have ended here less submits: how far this rank is behind, 0 if it is not, and
-    /// in a forked child. Takes part in what has come, as every call does; with
-    /// [`PartialOptions::survive`] that may be a recovery, which takes until the others are in it.
+    /// How many rounds this rank is behind: the rounds that have ended here less its submits, but
+    /// at least 0; 0 in a forked child. Like every call, it handles what has come from peers. With
+    /// [`PartialOptions::survive`] that may be a recovery after a death, in which the call waits
+    /// for the other living ranks.
     pub fn lag(&self) -> u64 {
         self.driving.get().map_or(0, PartialDriving::lag)
     }
 
-    /// Submits what these views have, which the caller has borrowed.
+    /// Submits the gradient in these views. The caller has borrowed them.
     fn submit_views(&self, gradient: &[View]) -> Result<u64> {
         self.driving.get()?.submit(gradient, false)
     }
 
-    /// What drives it, and the memory of buffers of a user that together are as long as the vector,
-    /// borrowed for as long as it is used.
+    /// Returns what drives the partial allreduce, and the memory of a user's buffers, which is
+    /// borrowed for as long as the result lives. The buffers together are as long as the vector.
     fn driving_for<'a, T: Element>(
         &'a self,
         buffers: &'a [Buffer<T>],
@@ -308,7 +322,7 @@ impl std::fmt::Debug for PartialAllreduce {
     }
 }
 
-/// Memory of buffers, borrowed.
+/// The borrowed memory of a user's buffers.
 struct Parts<'a> {
     views: Vec<View>,
     _held: Vec<Held<'a>>,

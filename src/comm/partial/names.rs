@@ -1,11 +1,13 @@
-//! Errors with the ranks of creation. After a death the communicator has other numbers than the
-//! instance, and its errors name ranks by those.
+//! Translates the ranks in errors. After a death the new communicator numbers the living ranks
+//! anew, and its errors use these numbers. A user knows the ranks of creation, which are the ranks
+//! at the time when the partial allreduce was made.
 
 use crate::engine::name_ranks;
 use crate::error::Error;
 use crate::types::Rank;
 
-/// An error of the communicator of these ranks, with their own numbers.
+/// Returns an error of the present communicator with the ranks of creation in it. `members` has the
+/// rank of creation of each rank of the communicator.
 pub(super) fn with_names(error: Error, members: &[Rank]) -> Error {
     if (0..).zip(members).all(|(place, &rank)| place == rank) {
         return error;
@@ -58,8 +60,8 @@ pub(super) fn with_names(error: Error, members: &[Rank]) -> Error {
     }
 }
 
-/// A text of the engine, in which ranks are named as [`name_ranks`] does, by the names of their
-/// places.
+/// Replaces the ranks in a text of the engine, where [`name_ranks`] has written them, by the ranks
+/// of creation.
 fn rename(text: &str, members: &[Rank]) -> String {
     let mut renamed = String::new();
     let mut rest = text;
@@ -77,7 +79,8 @@ fn rename(text: &str, members: &[Rank]) -> String {
     renamed + rest
 }
 
-/// What comes before the next naming of ranks, which those are, and what follows.
+/// Finds the next mention of ranks in a text. Returns the text before it, the ranks, and the text
+/// after it.
 fn next_places(text: &str) -> Option<(&str, Vec<Rank>, &str)> {
     for (at, found) in text.match_indices("rank") {
         let is_word = !text[..at].ends_with(|c: char| c.is_alphanumeric());
@@ -103,7 +106,7 @@ fn next_places(text: &str) -> Option<(&str, Vec<Rank>, &str)> {
     None
 }
 
-/// `5` or `5-9`, and what follows.
+/// Parses `5` or `5-9` at the beginning of a text. Returns the ranks and the text after them.
 fn run_of_places(text: &str) -> Option<(Vec<Rank>, &str)> {
     let (first, after) = number(text)?;
     let last = after.strip_prefix('-').and_then(number);

@@ -1,9 +1,10 @@
-//! What the ranks that live do after a death, where a partial allreduce survives it: a new
-//! communicator, the results that not all of them have, and then the rounds again that had begun.
-//! [`crate::partial`] decides what; here it is carried out.
+//! What the living ranks do after a death that a partial allreduce survives. They make a new
+//! communicator, fetch the results that not all of them have, and then repeat the rounds that had
+//! begun. [`crate::partial`] decides all of this; this file carries it out.
 //!
-//! It blocks the thread that drives, at most for the timeout, as a rebuild does. Another death on
-//! the way begins it again: what each rank has by then is what it says the next time.
+//! A recovery blocks the thread that drives, at most for the timeout, as a rebuild does. If another
+//! rank dies meanwhile, the recovery begins again, and each rank then says anew which results it
+//! has.
 
 use super::rounds::{Rounds, is_death};
 use crate::comm::call::Call;
@@ -14,7 +15,7 @@ use crate::time::Time;
 use crate::types::{Collective, DataType, Rank};
 
 impl Rounds {
-    /// Goes on with the ranks that live. The time when it can.
+    /// Goes on with the living ranks. Returns the time at which the rounds can go on.
     pub(super) fn recover(&mut self) -> Result<Time> {
         self.end_what_has_ended()?;
         self.words.clear();
@@ -33,8 +34,8 @@ impl Rounds {
         }
     }
 
-    /// Rounds that ended well are this rank's, whatever became of them elsewhere; the others begin
-    /// again.
+    /// Ends the rounds that have ended well on this rank: their results count, even if the rounds
+    /// have failed on other ranks. Drops the other rounds under way, which are repeated.
     fn end_what_has_ended(&mut self) -> Result<()> {
         {
             let mut engine = self.driving.engine();
@@ -67,7 +68,7 @@ impl Rounds {
         Ok(now)
     }
 
-    /// The result of a round, and what was said of it, from a rank that has them to all that have
+    /// Broadcasts the result and the report of a round from a rank that has them to those that have
     /// not.
     fn fetch(&mut self, round: u64, source: Rank) -> Result<()> {
         let root = (self.members.binary_search(&source)).expect("it lives") as Rank;

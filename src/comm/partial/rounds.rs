@@ -1,10 +1,10 @@
-//! [`Rounds`]: carries the notices of a [`PartialAllreduce`](super::PartialAllreduce), starts the
-//! operations of its rounds and ends them, whichever thread drives it. It blocks only after a
+//! [`Rounds`]: carries the notices of a [`PartialAllreduce`](super::PartialAllreduce), and starts
+//! and ends the operations of its rounds, no matter which thread drives. It blocks only after a
 //! death.
 //!
-//! A round is at most two ordinary collectives on a communicator that nothing else uses: every rank
-//! starts them in the order of the rounds, so their numbers match. Failures are the communicator's;
-//! after a death `recovery.rs` may make a new one.
+//! A round is one or two ordinary collectives on a communicator that nothing else uses. Every rank
+//! starts them in the order of the rounds, so their sequence numbers match. A failure is one of the
+//! communicator; after a death `recovery.rs` may make a new communicator.
 
 use super::memory::Memory;
 use super::names::with_names;
@@ -19,9 +19,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a turn looks at control sockets. A sleep looks at them too when nothing comes, but a
-/// rank that always has something to do never sleeps. Seldom, because the others wait for a rank
-/// that is woken for a round.
+/// The time between two looks of turns at control sockets. A sleep in which nothing comes looks at
+/// them too, but a rank that always has something to do never sleeps. The looks are rare, because
+/// peers wait meanwhile for this rank, which has been woken for a round.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// A round under way.
@@ -35,20 +35,22 @@ pub(super) struct Flight {
 /// See the module.
 pub struct Rounds {
     pub(super) comm: Communicator,
-    /// Of that communicator.
+    /// Drives `comm`.
     pub(super) driving: Arc<Driving>,
-    /// The ranks of creation that are the ranks of this communicator.
+    /// The living ranks, by their numbers at the creation of the partial allreduce; the index is
+    /// the rank in `comm`.
     pub(super) members: Vec<Rank>,
     pub machine: Machine,
     pub memory: Memory,
     pub(super) flights: VecDeque<Flight>,
-    /// Taken from the engine and not told to the machine; by ranks of creation.
+    /// Notices that were taken from the engine and that the machine has not been told yet, each
+    /// with its sender's rank of creation.
     pub(super) words: Vec<(Rank, u64)>,
-    /// Operations of the communicator that had ended at the last look.
+    /// Number of operations of the communicator that had ended at the last look.
     ended_count: u64,
     /// When something last moved.
     pub(super) moved_at: Time,
-    /// When control sockets were last looked at from here.
+    /// When a turn last looked at the control sockets.
     looked_at: Time,
 }
 
@@ -96,25 +98,25 @@ impl Rounds {
         }
     }
 
-    /// Operations of the communicator that had ended at the last turn.
+    /// Number of operations of the communicator that had ended at the last turn.
     pub fn ended_count(&self) -> u64 {
         self.ended_count
     }
 
-    /// Since when nothing has moved.
+    /// When something last moved.
     pub fn moved_at(&self) -> Time {
         self.moved_at
     }
 
-    /// Does everything that can be done now. An error ends the partial allreduce, and is told to
-    /// all ranks.
+    /// Does everything that can be done now. An error ends the partial allreduce on all ranks. A
+    /// death is no error here if the partial allreduce survives it: the turn then recovers.
     pub fn turn(&mut self, now: Time) -> Result<()> {
         let mut turned = self.try_turn(now);
         while let Err(error) = &turned
             && self.machine.options().survive
             && is_death(error)
         {
-            // The others hear of the death, not of the rebuild.
+            // Tells the others of the death, so that they recover too.
             self.fail(error);
             turned = self.recover().and_then(|now| self.try_turn(now));
         }
@@ -127,7 +129,7 @@ impl Rounds {
     /// Ends the partial allreduce on all ranks with this error.
     pub fn fail(&self, error: &Error) {
         let first = match error.first_cause() {
-            // Told as it is, it would look like the death of this rank.
+            // To the others such an error would look like the death of this rank.
             other @ (Error::Malformed(_) | Error::Internal(_))
                 if self.machine.options().survive =>
             {
@@ -139,7 +141,7 @@ impl Rounds {
             first => first.clone(),
         };
         self.driving.engine().fail_with(first);
-        // Threads of this rank may sleep, and nothing comes that would wake them.
+        // Threads of this rank may sleep, and nothing else would wake them.
         self.driving.ring();
     }
 
@@ -165,7 +167,7 @@ impl Rounds {
         }
     }
 
-    /// Drives once and takes what has come.
+    /// Drives the engine once, and takes the notices that have come.
     fn look(&mut self, now: Time) -> Result<()> {
         let is_due = now.since(self.looked_at) >= LOOK_EVERY;
         if is_due {
@@ -191,8 +193,8 @@ impl Rounds {
             if let Some(failure) = engine.failure() {
                 return Err(failure.clone());
             }
-            // Operations under way end as well as they can; what would only be waited for never
-            // comes.
+            // After a death, operations under way still end, well or with an error. But if this
+            // rank only waits for notices, the ones that it needs may never come.
             match engine.first_gone() {
                 Some(gone) if flights.is_empty() && words.is_empty() && machine.is_waiting() => {
                     Err(gone)
@@ -203,7 +205,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Does what the machine says; whether that was anything.
+    /// Performs the machine's actions. Returns whether there was any.
     fn act(&mut self) -> Result<bool> {
         let mut has_moved = false;
         while let Some(action) = self.machine.poll_action() {
@@ -252,7 +254,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Does with a result what the machine says.
+    /// Copies or adds a result to another place, if the machine says so.
     pub(super) fn settle(&self, settled: Settled, place: usize) {
         let result = |place| self.memory.result(place).view();
         match settled {
@@ -262,8 +264,9 @@ impl Rounds {
         }
     }
 
-    /// Nothing has moved for too long. Who is waited for, once the others have been asked: a rank
-    /// that is stopped does not answer, one that only submits nothing does. `None`: wait on.
+    /// Called when nothing has moved for the timeout. Asks the other ranks what they do, and then
+    /// returns the error that names the missing ranks: those that do not answer because they are
+    /// stopped, or else those whose submits this rank waits for. `None`: go on waiting.
     pub fn give_up(&mut self, now: Time) -> Option<Error> {
         let machine = &self.machine;
         let awaited = machine.awaited().into_iter();
@@ -283,14 +286,14 @@ impl Rounds {
             ),
         };
         engine.fail_with(error);
-        // A peer may have said why before.
+        // A peer may have told its error earlier. The first error is the one to report.
         let first = engine.failure().cloned();
         drop(engine);
         first.map(|error| with_names(error, &self.members))
     }
 }
 
-/// Whether it is one that the others can survive.
+/// Whether the error is a death or a leave, which the others can survive.
 pub(super) fn is_death(error: &Error) -> bool {
     matches!(
         error.first_cause(),
@@ -310,7 +313,7 @@ impl Flight {
         self.gathering.is_over() && self.summing.as_ref().is_none_or(Operation::is_over)
     }
 
-    /// Whether it has ended, and well.
+    /// Whether all operations of the round have ended without an error.
     pub(super) fn has_ended_well(&self) -> bool {
         let operations = std::iter::once(&self.gathering).chain(&self.summing);
         self.has_ended()

@@ -1,4 +1,5 @@
-//! [`Explanation`]: what a call would run and why, with the prices of all that could run.
+//! [`Explanation`]: what a call would run and why, with the predicted times of all algorithms that
+//! could run.
 
 use super::{Plans, bytes_of};
 use crate::collective::{self, Algorithm, Candidate, Window};
@@ -10,15 +11,15 @@ use std::fmt;
 /// How the bytes of a call get from rank to rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// Inside the signals.
+    /// In the flag lines of the signals themselves.
     FlagLines,
-    /// Read and written where the callers' buffers lie, mapped by the peers.
+    /// The peers map the callers' buffers, and read and write them where they lie.
     Buffers,
     /// Copied into windows, which the peers map.
     Windows,
-    /// By the transport's messages.
+    /// In messages of the transport.
     Messages,
-    /// By messages that are read out of the sender's address space: those of 32 KiB and more.
+    /// In messages of 32 KiB and more, which the receiver reads out of the sender's address space.
     FetchedMessages,
 }
 
@@ -46,19 +47,20 @@ impl fmt::Display for Path {
     }
 }
 
-/// What [`crate::CollectiveBuilder::explain`] says of a call.
+/// The answer of [`crate::CollectiveBuilder::explain`].
 #[derive(Clone, Debug)]
 pub struct Explanation {
-    /// The algorithm that runs, if every rank's buffers are registered or not as this rank's are.
+    /// The algorithm that runs, if the buffers of all ranks are registered when this rank's are,
+    /// and not registered otherwise.
     pub algorithm: &'static str,
-    /// The algorithm that all ranks plan; another than what runs where it finds memory that is not
-    /// registered.
+    /// The algorithm that all ranks plan. If it needs registered memory and some rank's is not
+    /// registered, another one runs.
     pub planned: &'static str,
-    /// Why that one.
+    /// Why `algorithm` runs.
     pub why: &'static str,
     /// How bytes get from rank to rank.
     pub path: Path,
-    /// Bytes of a chunk, in which messages are cut.
+    /// Bytes of a chunk. Messages are cut into chunks.
     pub chunk_bytes: u64,
     /// Bytes of a window slot; 0 where windows are not used.
     pub window_bytes: u64,
@@ -66,14 +68,14 @@ pub struct Explanation {
     pub segments: u64,
     /// Threads of a rank that share large copies and reductions, the waiting one included.
     pub threads: u32,
-    /// What the cost model says, ns.
+    /// The time that the cost model predicts for `algorithm`, in ns.
     pub predicted_ns: f64,
-    /// All that could run on such memory, cheapest first.
+    /// All algorithms that could run on such memory, cheapest first.
     pub candidates: Vec<Candidate>,
 }
 
 impl Plans {
-    /// What a call on buffers that are `registered` runs.
+    /// What a call runs if the buffers of all ranks are registered (`registered`), or if none is.
     pub fn explain_call(&self, call: &Call, registered: bool) -> Result<Explanation> {
         let request = self.request(call, false);
         request.check()?;

@@ -1,4 +1,4 @@
-//! What the lowest rank that lives does in a rebuild.
+//! The lowest surviving rank leads a rebuild: what it does.
 
 use super::Survivor;
 use crate::bootstrap::{Conversation, MeetingPlace, Message};
@@ -6,11 +6,12 @@ use crate::error::{Error, Result};
 use crate::types::Rank;
 use crate::wait::Clock;
 
-/// Connections that may wait to say who they are; of more, the oldest is closed.
+/// The most connections whose peers have not yet said which rank they are. Beyond it, the oldest
+/// ones are closed.
 const STRANGERS_MAX: usize = 256;
 
-/// Where a rebuild stands, for the leader. Each stage has what has been heard of the members, in
-/// their order.
+/// The stage of a rebuild, as its leader sees it. A stage keeps what each member has said in it, in
+/// the order of the members.
 pub(super) enum Stage {
     /// Waits until every old rank has come or is gone.
     Gathering,
@@ -23,26 +24,27 @@ pub(super) enum Stage {
 pub(super) struct Leader {
     place: MeetingPlace,
     strangers: Vec<Conversation>,
-    /// By old rank: those who have come.
+    /// By old rank: the conversation with a rank that has come.
     pub(super) came: Vec<Option<Conversation>>,
     pub(super) stage: Stage,
     members: Vec<Rank>,
     missing: Vec<Rank>,
-    /// By old rank: those that a member knows to have ended.
+    /// By old rank: whether a member has said that the rank has ended.
     ended: Vec<bool>,
-    /// Why no round begins although all have come or are gone.
+    /// Why no round begins although every old rank has come or is gone.
     doubt: Option<Error>,
 }
 
 impl Survivor<'_> {
-    /// Leads until all have committed, or had done so under a leader that died before this rank
-    /// heard of it.
+    /// Leads until all members have committed. It also ends if they had done so under a leader that
+    /// died before this rank heard of it.
     pub(super) fn lead(&mut self) -> Result<()> {
         let place = self.reunion.open()?;
         let mut leader = Leader::new(place, self.old.ranks());
         loop {
             if self.look() {
-                // The others hear of it as this rank did; without a leader they look.
+                // The others find the confirmation as this rank did, because they look for it once
+                // they lose their leader.
                 return Ok(());
             }
             if leader.greet(self.clock())? {
@@ -79,7 +81,7 @@ impl Survivor<'_> {
                     Ok(None) => break,
                     Ok(Some(message)) => self.take(leader, rank as Rank, message)?,
                     Err(_) => {
-                        // It died, or gave up and may come again.
+                        // The member died, or it gave up and may come again.
                         leader.came[rank] = None;
                         self.begin_again(leader);
                     }
@@ -92,7 +94,7 @@ impl Survivor<'_> {
     fn take(&mut self, leader: &mut Leader, rank: Rank, message: Message) -> Result<()> {
         let place = leader.members.iter().position(|&member| member == rank);
         match (message, &mut leader.stage, place) {
-            // What is said of a round that was given up is heard and forgotten.
+            // Messages of a round that was given up are ignored.
             (Message::Contact(round, _) | Message::Connected(round) | Message::Lost(round), ..)
                 if round != self.round => {}
             (Message::Contact(_, contact), Stage::Contacts(contacts), Some(place)) => {
@@ -102,7 +104,7 @@ impl Survivor<'_> {
                 connected[place] = true;
             }
             (Message::Lost(_), ..) => self.begin_again(leader),
-            // The round was given up, and the next has not begun.
+            // This round was given up, and the next one has not begun.
             (Message::Contact(..) | Message::Connected(_), ..) => {}
             (Message::Refused(text), ..) => {
                 let text = format!("rank {rank} could not take part in a rebuild: {text}");
@@ -128,7 +130,7 @@ impl Survivor<'_> {
         }
     }
 
-    /// Does what the stage allows; true: committed.
+    /// Does what the stage allows. Returns true when it has committed.
     pub(super) fn go_on(&mut self, leader: &mut Leader) -> Result<bool> {
         let own = self.old.rank();
         match &mut leader.stage {
@@ -175,8 +177,8 @@ impl Survivor<'_> {
         Ok(false)
     }
 
-    /// Everybody has come or is gone. Before that is believed: one who is gone may have committed,
-    /// left, and said so.
+    /// Begins a round: every old rank has come or is gone. But first it looks whether a rank that
+    /// is gone had committed and said so before it left.
     fn begin_round(&mut self, leader: &mut Leader) -> Result<()> {
         if self.is_confirmed() {
             return Ok(()); // The next look finds it.
@@ -200,7 +202,7 @@ impl Survivor<'_> {
 }
 
 impl Leader {
-    /// Of a communicator that had `ranks` ranks.
+    /// The leader of the survivors of a communicator of `ranks` ranks.
     pub(super) fn new(place: MeetingPlace, ranks: u32) -> Leader {
         Leader {
             place,
@@ -214,8 +216,8 @@ impl Leader {
         }
     }
 
-    /// Lets those in who have connected and said who they are. True: one of them came again, and
-    /// has given up what its first conversation was about.
+    /// Accepts connections, and takes in those whose peers have said which rank they are. Returns
+    /// true if a rank came again: it has given up what its first conversation was about.
     pub(super) fn greet(&mut self, clock: &Clock) -> Result<bool> {
         let room = STRANGERS_MAX - self.strangers.len();
         self.strangers.extend(self.place.accept(room, clock)?);
@@ -238,7 +240,7 @@ impl Leader {
         Ok(came_again)
     }
 
-    /// The old ranks that the stage waits for.
+    /// The old ranks for which the current stage waits.
     fn awaited(&self) -> Vec<Rank> {
         let heard: Vec<bool> = match &self.stage {
             Stage::Gathering => return self.missing.clone(),

@@ -1,4 +1,4 @@
-//! What a survivor does that does not lead.
+//! What a survivor does that does not lead: it follows the leader.
 
 use super::Survivor;
 use crate::bootstrap::{Conversation, Message};
@@ -6,11 +6,11 @@ use crate::error::{Error, Result};
 use crate::types::Rank;
 use std::time::Duration;
 
-/// A leader that gives up says who is missing; its answer is waited for a little longer than this
-/// rank's own patience.
+/// How long a member waits beyond its own deadline for the answer of the leader: a leader that
+/// gives up says which ranks are missing.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
 
-/// What came of hearing the leader.
+/// What the leader has said.
 enum Heard {
     Nothing,
     Commit,
@@ -18,7 +18,7 @@ enum Heard {
 }
 
 impl Survivor<'_> {
-    /// Follows a leader; true: committed, false: the leader was lost.
+    /// Follows a leader. Returns true if it has committed, false if the leader was lost.
     pub(super) fn follow(&mut self, leader: Rank) -> Result<bool> {
         let mut conversation = loop {
             if let Some(conversation) = self.reunion.visit(leader, self.clock())? {
@@ -40,7 +40,8 @@ impl Survivor<'_> {
         loop {
             match self.hear_leader(&mut conversation, &mut missing)? {
                 Heard::Commit => return Ok(true),
-                // It may have died after some had committed, and one of those has said so.
+                // The leader may have died after some members had committed; then one of those has
+                // confirmed it.
                 Heard::Lost => return Ok(self.look()),
                 Heard::Nothing => {}
             }
@@ -92,7 +93,7 @@ impl Survivor<'_> {
                         return Err(error);
                     }
                 }
-                // Only of a round in which this rank has said that it is connected.
+                // Valid only in a round in which this rank has said that it is connected.
                 Message::Commit(_) if self.candidate.as_ref().is_some_and(|c| c.is_connected) => {
                     return Ok(Heard::Commit);
                 }

@@ -1,23 +1,26 @@
-//! [`Communicator::rebuild`]: the ranks that live make a new communicator after a failure.
+//! [`Communicator::rebuild`]: after a failure, the surviving ranks make a new communicator.
 //!
-//! The lowest rank that lives leads (`leader.rs`), the others are members (`member.rs`). Rounds:
-//! the leader waits until every old rank has come or is gone, names the members, carries their
-//! contacts to all, and when all say that they are connected, it commits. If a member is lost on
-//! the way, the leader begins a new round without it. If the leader is lost, the next rank leads.
+//! The lowest surviving rank leads (`leader.rs`); the others are members (`member.rs`). They work
+//! in rounds. In a round the leader waits until every old rank has come or is gone. Then it names
+//! the members and sends the contacts of all members to each. When all members say that they are
+//! connected, it commits. If a member is lost on the way, the leader begins a new round without it.
+//! If the leader is lost, the next rank leads.
 //!
-//! All or none: a member that was told to commit tells all others through the new communicator
-//! before it returns ([`Engine::confirm`]). One that is connected and loses the leader therefore
-//! looks whether anybody has confirmed; and since a rank that has returned does not come to the
-//! next leader, and all living ranks come or have left, the next leader knows that nobody has
-//! before it begins another round.
+//! All survivors commit, or none does. A member that was told to commit tells all others through
+//! the new communicator before it returns ([`Engine::confirm`]). So a member that is connected and
+//! loses the leader looks whether any rank has confirmed. A rank that has returned from the rebuild
+//! does not come to the next leader, and every living rank comes or has left. So the next leader
+//! knows that no rank has committed before it begins another round.
 //!
-//! Who is gone: a rank whose connections hang up or refuse, or that answers nothing for the
-//! transport's timeout. Only ranks of its host know then that it has ended
-//! ([`transport::proves_end`]), and tell the leader; for others it may live behind a link that is
-//! cut, or behind a firewall that refuses in its name. Where one that is left out may live, only
-//! one side may go on: that of more than half of the ranks, or of half of them with rank 0. Every
-//! rank is connected to every other, so who is gone for others is not asked: a rank that only one
-//! of them has lost is alive and comes.
+//! A rank is gone if its connections hang up or refuse, or if it answers nothing for the
+//! transport's timeout. Only ranks on its host then know that it has ended
+//! ([`transport::proves_end`]), and they tell the leader. For ranks on other hosts it may still
+//! live, behind a link that is cut or a firewall that refuses in its name. If a rank that is left
+//! out may live, both sides of a cut could go on. Only one side may: the one with more than half of
+//! the ranks, or with half of them and rank 0.
+//!
+//! The leader does not ask members which ranks are gone for them. Every rank is connected to every
+//! other, so a rank that only one of them has lost is alive and comes.
 
 mod leader;
 mod member;
@@ -41,7 +44,7 @@ struct Candidate {
     engine: Engine,
     /// Old ranks, in the new order.
     members: Vec<Rank>,
-    /// Of the contacts of all, once they are known.
+    /// What the contacts of all members say, once they are known.
     common: Option<Common>,
     is_connected: bool,
 }
@@ -52,7 +55,7 @@ struct Survivor<'a> {
     driving: &'a Arc<Driving>,
     reunion: Reunion,
     deadline: Time,
-    /// The round of the candidate, numbered by the leader.
+    /// The number of the round, which the leader counts.
     round: u32,
     candidate: Option<Candidate>,
     /// Why the last round did not connect.
@@ -60,18 +63,19 @@ struct Survivor<'a> {
 }
 
 impl Communicator {
-    /// A new communicator of the ranks that live, in the old order, after a failure: a timeout, a
-    /// mismatch, a cancelled operation, an abort, or deaths. Collective among the survivors: each
-    /// of them calls it once and waits, at most for the configured timeout, until all others have
-    /// called it or are gone. As MPIX_Comm_shrink.
+    /// Makes a new communicator of the surviving ranks, in the old order, after a failure: a
+    /// timeout, a mismatch, a cancelled operation, an abort, or the death of ranks. Collective
+    /// among the survivors: each of them calls it once, and it waits, at most for the configured
+    /// timeout, until every other rank has called it or is gone. Like MPIX_Comm_shrink.
     ///
-    /// This communicator fails, if it has not yet, so that ranks that wait on it learn of the
-    /// rebuild, and stays failed. Its buffers may be used with the new one, and their contents are
-    /// what the failed operations left. Ranks are numbered anew: look at [`Communicator::rank`] and
-    /// [`Communicator::ranks`], which may be 1. A rank that has dropped all handles of this
-    /// communicator counts as gone. Communicators split off from this one are rebuilt by
-    /// themselves, or made anew by splitting the new one. A process that is started later cannot
-    /// join.
+    /// The call fails this communicator, if it has not failed yet, so that ranks that wait on it
+    /// learn of the rebuild. It stays failed. Its buffers may be used with the new communicator;
+    /// they hold what the failed operations left. Ranks are numbered anew: see
+    /// [`Communicator::rank`] and [`Communicator::ranks`], which may be 1. A rank that has dropped
+    /// all handles of this communicator counts as gone.
+    ///
+    /// Communicators that were split off from this one are not rebuilt with it: rebuild them, too,
+    /// or split the new one. A process that is started later cannot join.
     ///
     /// ```
     /// use linerate::{Communicator, Config};
@@ -95,16 +99,16 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Timeout`], which names the living ranks that have not called it;
-    /// [`Error::Bootstrap`] if a rank cannot make its part, with its reason, or if this is the
-    /// smaller side of a network that is cut in two; [`Error::InvalidArgument`] in a simulation. It
-    /// may be called again.
+    /// [`Error::Timeout`], which names the living ranks that have not called it.
+    /// [`Error::Bootstrap`] if a rank cannot make its part, with that rank's reason, or if this is
+    /// the smaller side of a network that is cut in two. [`Error::InvalidArgument`] in a
+    /// simulation. After an error it may be called again.
     pub fn rebuild(&self) -> Result<Communicator> {
         self.rebuild_as(true).map(|(rebuilt, _)| rebuilt)
     }
 
-    /// As [`Communicator::rebuild`], for a service with a thread of its own that makes its
-    /// progress; and the old ranks that live, in the new order.
+    /// As [`Communicator::rebuild`], for a service that drives the communicator with a thread of
+    /// its own. Also returns the surviving old ranks, in the new order.
     pub(super) fn rebuild_apart(&self) -> Result<(Communicator, Vec<Rank>)> {
         self.rebuild_as(false)
     }
@@ -167,8 +171,8 @@ impl<'a> Survivor<'a> {
         self.driving.engine().gone(rank).is_some()
     }
 
-    /// Lets time pass: hears of deaths, moves this process's other communicators. True: the
-    /// candidate is in use.
+    /// Drives the old communicator, to hear of deaths, and the others of this process; then sleeps
+    /// a little. Returns true if another rank already uses the candidate.
     fn look(&mut self) -> bool {
         let driving = self.driving;
         {
@@ -196,7 +200,7 @@ impl<'a> Survivor<'a> {
         self.driving.clock.now() > self.deadline
     }
 
-    /// Makes this rank's part of a communicator of `members`; gives its contact.
+    /// Makes this rank's part of a communicator of `members`. Returns its contact.
     fn stand(&mut self, members: Vec<Rank>) -> Result<Vec<u8>> {
         self.candidate = None;
         let own = members.iter().position(|&member| member == self.old.rank());
@@ -226,8 +230,8 @@ impl<'a> Survivor<'a> {
         Ok(())
     }
 
-    /// Goes on with connecting; true once, when it is connected. An error: somebody was lost, and
-    /// the candidate with it.
+    /// Goes on with connecting. Returns true once, when the candidate is connected. An error: a
+    /// member was lost, and the candidate is given up.
     fn go_on_connecting(&mut self) -> Result<bool> {
         let now = self.driving.clock.now();
         let Some(candidate) = self.candidate.as_mut() else {
@@ -249,16 +253,16 @@ impl<'a> Survivor<'a> {
         }
     }
 
-    /// The old ranks that this one knows to have ended.
+    /// The old ranks of which this rank knows that they have ended.
     fn ended(&self) -> Vec<Rank> {
         let engine = self.driving.engine();
         let has_ended = |&r: &Rank| engine.gone(r).is_some_and(transport::proves_end);
         (0..self.old.ranks()).filter(has_ended).collect()
     }
 
-    /// An error if ranks that are left out may live, and go on by themselves; the error as a doubt
-    /// while a member of their host may still say that they have ended. `ended`: those of whom
-    /// members have said so.
+    /// An error if ranks that are left out may live and go on by themselves. The error is returned
+    /// as a doubt, in `Ok`, while a member on the host of such a rank may still say that it has
+    /// ended. `ended`: for each old rank, whether a member has said so.
     fn check_alone(&self, members: &[Rank], ended: &[bool]) -> Result<Option<Error>> {
         let ranks = self.old.ranks();
         let own = self.ended();

@@ -1,4 +1,4 @@
-//! A leader that dies at the worst moments, played by hand.
+//! Rebuilds whose leader dies at the worst moments. A test plays the leader.
 
 use super::leader::{Leader, Stage};
 use super::*;
@@ -7,8 +7,8 @@ use crate::config::Config;
 use crate::types::ReduceOp;
 use std::time::Duration;
 
-/// Leads a rebuild of three ranks until all are connected, commits to these ranks only, and ends as
-/// if it had died.
+/// Leads a rebuild of three ranks until all are connected, tells only the ranks `told` to commit,
+/// and then ends as if it had died.
 fn lead_and_die(comm: Communicator, told: &[Rank]) {
     comm.abort("to rebuild it");
     let mut survivor = Survivor::new(&comm, Time::MAX).unwrap();
@@ -39,7 +39,8 @@ fn sum(comm: &Communicator) -> Result<u64> {
     Ok(sum[0])
 }
 
-/// What ranks 1 and 2 get from a rebuild whose leader dies after it has committed to these.
+/// How many ranks the communicators have that ranks 1 and 2 get from a rebuild, if its leader dies
+/// after it has told the ranks `told` to commit.
 fn ranks_after(told: &'static [Rank]) -> [u32; 2] {
     let job = format!("in-doubt-{}-{told:?}", std::process::id());
     let config = Config {
@@ -55,7 +56,7 @@ fn ranks_after(told: &'static [Rank]) -> [u32; 2] {
         let mut comm = comm.rebuild().unwrap();
         let ranks = comm.ranks();
         if ranks == 3 {
-            // It has a member that is gone, which the first use says.
+            // One of its members is gone, so its first use fails.
             assert!(sum(&comm).is_err());
             comm = comm.rebuild().unwrap();
         }

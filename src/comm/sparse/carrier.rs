@@ -1,4 +1,4 @@
-//! A machine's requests as operations of a communicator.
+//! [`Carrier`]: carries out a machine's requests as operations of a communicator.
 
 use crate::comm::call::{Call, Transfer};
 use crate::comm::raw::RawBuffer;
@@ -10,19 +10,19 @@ use crate::sparse::{Arrived, MESSAGE_ALIGNMENT, Message, Request, Seen, Spare};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 use std::sync::Arc;
 
-/// What comes back from the request that is under way.
+/// What the request under way will bring.
 enum Awaited {
     Nothing,
-    /// Messages of these bytes, one after another from these offsets on.
+    /// Messages, each with its offset in the memory for receives and its length in bytes.
     Messages(Vec<(usize, u64)>),
-    /// Words of 8 bytes or of 4.
+    /// Words of 8 bytes (`is_wide`) or of 4 bytes.
     Words {
         count: usize,
         is_wide: bool,
     },
 }
 
-/// Memory for one request at a time, kept from one to the next.
+/// Starts one request at a time. It keeps its memory from one request to the next.
 pub(super) struct Carrier {
     comm: Communicator,
     sent: RawBuffer,
@@ -42,7 +42,7 @@ impl Carrier {
         })
     }
 
-    /// Starts a request; nothing if there is nothing to wait for.
+    /// Starts a request. Returns `None` if this rank has nothing to send and nothing to receive.
     pub fn start(&mut self, request: Request) -> Result<Option<Operation>> {
         match request {
             Request::Exchange { sends, receives } => self.exchange(sends, &receives),
@@ -65,7 +65,7 @@ impl Carrier {
         })
     }
 
-    /// What the request gave, when its operation has ended.
+    /// Takes what the request has brought. Its operation has ended.
     pub fn take(&mut self) -> Arrived {
         self.spare.empty_outbox();
         match std::mem::replace(&mut self.awaited, Awaited::Nothing) {
@@ -119,8 +119,8 @@ impl Carrier {
         Ok(self.comm.start(&call)?)
     }
 
-    /// Where messages are sent from: where they were written, if that is there, else behind those
-    /// that were.
+    /// Puts messages into the memory for sends, and returns where each of them lies. A message that
+    /// a machine has written there already stays where it is; the others are copied behind these.
     fn put(&mut self, messages: Vec<Message>) -> Result<Vec<RawBuffer>> {
         let lying = |message: &Message, sent: View| {
             let seen = message.seen.as_ref()?.view();
@@ -136,12 +136,12 @@ impl Carrier {
         let ends = there.iter().filter_map(|m| lying(m, sent)).map(|l| l.1);
         let mut free = ends.max().unwrap_or(0).next_multiple_of(MESSAGE_ALIGNMENT);
         if free + others.into_iter().map(aligned).sum::<usize>() > sent.len_bytes() {
-            // All are copied into other memory; they hold what they lie in.
+            // All are copied into new memory. A message keeps the old memory that it lies in alive.
             let bytes = messages.iter().map(aligned).sum::<usize>();
             self.reserve_sent(bytes.max(sent.len_bytes() + 1))?;
             free = 0;
         }
-        // What is written from now on must not be written over what is under way.
+        // No message may be written into memory from which messages are being sent.
         self.spare.close_outbox();
         let (sent, mut at) = (self.sent.view(), free);
         let put = |message: Message| {
@@ -162,7 +162,7 @@ impl Carrier {
         Ok(messages.into_iter().map(put).collect())
     }
 
-    /// Memory to send from, in which machines write their messages themselves.
+    /// Makes the memory for sends large enough. Machines write their messages into it themselves.
     fn reserve_sent(&mut self, bytes: usize) -> Result<()> {
         if self.sent.len_bytes() < bytes {
             reserve(&self.comm, &mut self.sent, bytes)?;
@@ -195,7 +195,7 @@ impl Carrier {
         };
         self.awaited = Awaited::Words { count, is_wide };
         let each = match collective {
-            // Elements for each rank.
+            // The count is that of the elements for each rank.
             Collective::AllToAll => 1,
             _ => words.len() as u64,
         };
@@ -228,9 +228,9 @@ impl Carrier {
     }
 }
 
-/// Why there is no operation.
+/// Why a request has no operation.
 enum Refusal {
-    /// Nothing is to be done on this rank.
+    /// This rank has nothing to send and nothing to receive.
     Empty,
     Error(crate::error::Error),
 }
@@ -241,7 +241,8 @@ impl From<crate::error::Error> for Refusal {
     }
 }
 
-/// Offsets of messages that lie one after another, and the bytes of all.
+/// Places messages of these lengths one after another. Returns the offset and the length of each,
+/// and the bytes of all together.
 fn places(bytes: impl Iterator<Item = u64>) -> (Vec<(usize, u64)>, usize) {
     let mut end = 0usize;
     let places = bytes.map(|bytes| {
@@ -253,7 +254,8 @@ fn places(bytes: impl Iterator<Item = u64>) -> (Vec<(usize, u64)>, usize) {
     (places, end)
 }
 
-/// Makes room; a quarter more than asked for, so that sizes that vary do not allocate each time.
+/// Makes a buffer large enough. It allocates a quarter more than is needed, because sizes vary from
+/// step to step, and not every larger one is to allocate.
 fn reserve(comm: &Communicator, buffer: &mut RawBuffer, bytes: usize) -> Result<()> {
     if buffer.len_bytes() < bytes {
         *buffer = comm.alloc_raw((bytes + bytes / 4).next_multiple_of(4096))?;

@@ -1,5 +1,5 @@
-//! The end of a step: what its units gave enters the residuals and the result, of all units or of
-//! none.
+//! The end of a step: the outcomes of its units enter the residuals and the result. They enter when
+//! all units have an outcome, so a step changes either all units or none.
 
 use super::result::SparseResult;
 use super::state::{Outcome, Pending, SparseAllreduce};
@@ -9,11 +9,11 @@ use crate::memory::View;
 use crate::sparse::{Finished, IndexMarks, NonFinite, Stream, WINDOW};
 use crate::types::{Combine, DataType, Finish};
 
-/// Elements of a residual that are changed at a time: while they are in the second-level cache, the
-/// few picks among them cost little, and one by one over all of it each would wait for memory.
+/// Number of elements of a residual that are changed in one go. They stay in the second-level cache
+/// meanwhile, so the few picks among them do not have to wait for memory.
 const BLOCK: usize = WINDOW;
 
-/// Entries that are yet to be done, by increasing index.
+/// Entries by increasing index, of which those from `at` on are still to be visited.
 struct Rest<'a> {
     entries: &'a Stream,
     at: usize,
@@ -24,8 +24,8 @@ impl<'a> Rest<'a> {
         Rest { entries, at: 0 }
     }
 
-    /// Those below an index. No search for the last of them: it would wait for memory at every
-    /// step.
+    /// Visits the entries below an index. It does not search for the last of them, because a binary
+    /// search waits for memory at every step.
     fn up_to(&mut self, end: u64, mut each: impl FnMut(u64, f32)) {
         let indices = &self.entries.indices[self.at..];
         for (index, value) in indices.iter().zip(&self.entries.values[self.at..]) {
@@ -63,7 +63,8 @@ impl SparseAllreduce {
             since = now;
         }
         if let Some(dense) = &pending.result.dense {
-            // Of units beside a dense one that were sparse, it has what an earlier step left there.
+            // For the sparse units of this step, the dense vector still has values of an earlier
+            // step.
             for unit in sparse {
                 let place = self.place_of(unit);
                 let view = dense.raw().view();
@@ -75,7 +76,7 @@ impl SparseAllreduce {
     }
 
     fn commit_sparse(&mut self, pending: &mut Pending, unit: usize, finished: Finished<Stream>) {
-        // Where what is not finite is only counted, the selection has added the gradients.
+        // With `NonFinite::Count` the selection has added the gradients to the residuals already.
         let is_added = self.options.non_finite == NonFinite::Count;
         let gradients = pending.gradients.as_ref().filter(|_| !is_added);
         let mut picks = Rest::of(&finished.picks);
@@ -96,7 +97,7 @@ impl SparseAllreduce {
                 match finished.is_rest_returned {
                     true => {
                         marks.mark_up_to(base + start as u64, until);
-                        // What is not in the result stays what it was: the pick.
+                        // A pick that is not in the result stays in the residual.
                         picks.up_to(until, |index, value| {
                             let kept = if marks.has(index) { 0.0 } else { value };
                             kernel::store(residual, (index - base) as usize, kept);
@@ -162,7 +163,7 @@ impl SparseAllreduce {
                 if kernel::load::<f32>(part, index).is_finite() {
                     kernel::store(residual, index, 0f32);
                 } else {
-                    // Nobody applies such a coordinate, and everybody keeps its part.
+                    // No rank applies such a coordinate, so every rank keeps its contribution.
                     kernel::store(part, index, 0f32);
                     if let Some(gradient) = gradient {
                         give_back(residual, index, kernel::load::<f32>(gradient, index));
@@ -187,7 +188,7 @@ fn add(residual: View, gradient: View, range: std::ops::Range<usize>) {
     reduce(DataType::F32, Combine::Sum, Finish::None, &sources, &[own]);
 }
 
-/// Adds to one residual, unless that would leave something that is not finite.
+/// Adds to one element of a residual, unless the sum is not finite.
 fn give_back(residual: View, at: usize, value: f32) {
     let next = kernel::load::<f32>(residual, at) + value;
     if next.is_finite() {

@@ -1,4 +1,7 @@
-//! The dense step of a unit: warm-up, flush, and where dense is the algorithm.
+//! The dense step of a unit: an ordinary allreduce of residual and gradient together. It runs in
+//! the warm-up, when residuals are flushed, and if the algorithm is [`Algorithm::Dense`].
+//!
+//! [`Algorithm::Dense`]: crate::sparse::Algorithm::Dense
 
 use super::state::{Outcome, Pending, SparseAllreduce, Task};
 use crate::comm::call::Call;
@@ -11,7 +14,7 @@ use crate::types::{Combine, DataType, Finish, ReduceOp};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Values that are not finite.
+/// The number of values that are not finite.
 fn wild_of(view: View) -> u64 {
     let sources = [Source::of(view)];
     collect(
@@ -24,13 +27,14 @@ fn wild_of(view: View) -> u64 {
 }
 
 impl SparseAllreduce {
-    /// Bytes of a unit in the dense buffer.
+    /// Where a unit lies in the dense buffer, in bytes.
     pub(super) fn place_of(&self, unit: usize) -> Range<usize> {
         let tensors = &self.units[unit].tensors;
         4 * self.starts[tensors.start] as usize..4 * self.starts[tensors.end] as usize
     }
 
-    /// Makes the accumulator, and tells the others how much of it is not finite.
+    /// Writes the sums of residual and gradient to the dense buffer, and tells the other ranks how
+    /// many of them are not finite.
     pub(super) fn begin_dense(&mut self, pending: &mut Pending) -> Result<()> {
         if self.dense.is_none() {
             let bytes = 4 * self.starts[self.tensors.len()] as usize;
@@ -64,7 +68,7 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// The allreduce, unless what is not finite forbids it.
+    /// Starts the allreduce, unless values are not finite and the policy is not to count them.
     pub(super) fn reduce_dense(&mut self, pending: &mut Pending, not_finite: u64) -> Result<()> {
         pending.result.not_finite += not_finite;
         if not_finite > 0 && self.options.non_finite != NonFinite::Count {
@@ -110,8 +114,8 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// Calls with residual, dense part and place of each coordinate of a unit that is not finite in
-    /// the dense buffer.
+    /// Calls `change` for each coordinate of a unit that is not finite in the dense buffer, with
+    /// the tensor's residual, its part of the dense buffer, and the coordinate's index in both.
     pub(super) fn each_wild(&self, unit: usize, mut change: impl FnMut(View, View, usize)) {
         let dense = self.dense.as_ref().expect("a dense step has its buffer");
         for tensor in self.units[unit].tensors.clone() {

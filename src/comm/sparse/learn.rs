@@ -1,9 +1,9 @@
-//! What steps took, told among the ranks: where the algorithm is chosen, measured times win over
-//! the model's.
+//! How the ranks learn what steps take. If the algorithm is [`Algorithm::Auto`], measured times
+//! correct those of the cost model.
 //!
-//! Every rank has its own times, and all must choose alike: so they tell each other, at the
-//! beginning of the step after, of few steps. In virtual time nothing is learned, since what ranks
-//! do themselves takes none there.
+//! Every rank measures other times, but all ranks must choose the same algorithm. So after few of
+//! the steps, at the beginning of the next step, the ranks tell each other their times. In virtual
+//! time nothing is learned, because a rank's own work takes no time there.
 
 use super::state::{Pending, SparseAllreduce, Task, Unit, Untold};
 use crate::error::Result;
@@ -11,12 +11,13 @@ use crate::sparse::{Algorithm, Arrived, Request, StepModel};
 use std::time::Duration;
 
 impl SparseAllreduce {
-    /// Whether times decide.
+    /// Whether measured times enter the choice of the algorithm.
     fn is_learning(&self) -> bool {
         self.options.algorithm == Algorithm::Auto && !self.comm.inner.clock.is_virtual()
     }
 
-    /// Keeps the time of a unit's step that is over, if it is to be told.
+    /// Keeps the times of a unit's step that has ended, if the ranks are to tell each other these
+    /// times.
     pub(super) fn note(
         &mut self,
         unit: usize,
@@ -50,14 +51,15 @@ impl SparseAllreduce {
         });
     }
 
-    /// Coordinates, k and ranks.
+    /// The number of a unit's coordinates, its k, and the number of ranks.
     pub(super) fn shape_of(&self, unit: usize) -> (u64, u64, u32) {
         let unit = &self.units[unit];
         let count = self.starts[unit.tensors.end] - self.starts[unit.tensors.start];
         (count, unit.k, self.comm.ranks())
     }
 
-    /// Tells the others what the last step took, if that is due: whether this is under way.
+    /// Tells the other ranks what the last step of the unit took, if that is due. Returns whether
+    /// it was due.
     pub(super) fn tell(&mut self, pending: &mut Pending) -> Result<bool> {
         let Some(untold) = &self.units[pending.unit].untold else {
             return Ok(false);
@@ -75,8 +77,8 @@ impl SparseAllreduce {
         Ok(true)
     }
 
-    /// Takes in what all have told. Who began to communicate last has waited for none of the
-    /// others.
+    /// Learns from the times that all ranks have told. The shortest communication counts: it is
+    /// that of the rank that began last, which has waited for no other rank to begin.
     pub(super) fn learn(&mut self, unit: usize, words: &[u64]) {
         let unit = &mut self.units[unit];
         let Some(untold) = unit.untold.take() else {

@@ -1,9 +1,10 @@
-//! [`SparseAllreduce`]: gradients of named tensors in, the sum's largest entries out, the rest kept
-//! for later.
+//! [`SparseAllreduce`]: takes the gradients of named tensors, gives the largest entries of their
+//! sum over the ranks, and keeps the rest in residuals for later steps.
 //!
-//! Drives the machines of [`crate::sparse`] with the communicator's own operations, so that every
-//! transport works. A step is blocking ([`SparseAllreduce::run`]) or stepped
-//! ([`SparseAllreduce::start`], [`SparseAllreduce::test`]), which simulated ranks need.
+//! It drives the machines of [`crate::sparse`] with ordinary operations of the communicator, so it
+//! works on every transport. A step blocks ([`SparseAllreduce::run`]), or the caller starts it and
+//! tests it until it ends ([`SparseAllreduce::start`], [`SparseAllreduce::test`]). Simulated ranks
+//! need the second way.
 //!
 //! Read first: `state.rs`, then `step.rs`.
 
@@ -38,13 +39,14 @@ use state::Unit;
 use std::ops::Range;
 
 impl SparseAllreduce {
-    /// For these tensors, all f32, with unique names. Residuals start at zero. Collective: ranks
-    /// that declare different tensors or options get an error (but for simulated ranks, which
-    /// cannot wait for each other here).
+    /// Makes a sparse allreduce for these tensors, all of f32, with unique names. The residuals
+    /// start at zero. Collective: all ranks call it, with the same tensors and options. Ranks that
+    /// declare different ones get an error, except for simulated ranks, which cannot compare here.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a type other than f32, equal names, an option out of range,
-    /// ranks that differ; [`Error::Exhausted`]: no memory for the residuals.
+    /// [`Error::InvalidArgument`]: a tensor has another type than f32, two names are equal, an
+    /// option is out of range, or the ranks' declarations differ. [`Error::Exhausted`]: there is no
+    /// memory for the residuals.
     pub fn new(
         comm: &Communicator,
         tensors: Vec<TensorSpec>,
@@ -100,13 +102,15 @@ impl SparseAllreduce {
         })
     }
 
-    /// One step: absorbs the gradients (one buffer for each tensor, in the order of the
-    /// declaration; they are only read) and gives the result. Waits.
+    /// Runs one step, and waits for its result. `gradients` has one buffer for each tensor, in the
+    /// order of the declaration. They are only read: what the result does not contain is added to
+    /// the residuals.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: other buffers than tensors; [`Error::NotFinite`] under the
-    /// policy error, on all ranks, with residuals as before; any error of the communicator, after
-    /// which the residuals may lack this step's gradient.
+    /// [`Error::InvalidArgument`]: the buffers do not fit the tensors in number or length.
+    /// [`Error::NotFinite`], on all ranks: a value is not finite, and [`SparseOptions::non_finite`]
+    /// is [`NonFinite::Error`](crate::options::NonFinite::Error); the residuals are unchanged. Any
+    /// error of the communicator; the residuals may then lack this step's gradient.
     pub fn run(&mut self, gradients: &[Buffer<f32>]) -> Result<SparseResult> {
         self.comm
             .check_can_wait("a sparse allreduce that runs at once")?;
@@ -115,22 +119,27 @@ impl SparseAllreduce {
             .ok_or_else(|| Error::internal("a sparse step that was waited for has not ended"))
     }
 
-    /// Starts a step; [`SparseAllreduce::test`] moves it. It borrows the gradients, and the
-    /// residuals, until it has ended, and the communicator is used for nothing else meanwhile: a
-    /// step is operations that begin one after another, at other times on every rank. What is to
-    /// run beside it uses a [`Communicator::duplicate`].
+    /// Starts a step, which [`SparseAllreduce::test`] then moves. The step borrows the gradients
+    /// and the residuals until it has ended. Errors: as [`SparseAllreduce::run`].
+    ///
+    /// Until the step has ended, start no other operation on the communicator: the step consists of
+    /// several operations, which the ranks start at different times, and all ranks have to start
+    /// their operations in the same order. Run other operations on a [`Communicator::duplicate`].
     pub fn start(&mut self, gradients: &[Buffer<f32>]) -> Result<()> {
         check_lengths("gradient", gradients, &self.starts)?;
         self.begin(Some(gradients))
     }
 
-    /// Makes progress; the result once the step has ended.
+    /// Makes progress with the step under way, without waiting. Returns the result when the step
+    /// has ended, and `None` until then. Errors: as [`SparseAllreduce::run`], and
+    /// [`Error::InvalidArgument`] if no step was started.
     pub fn test(&mut self) -> Result<Option<SparseResult>> {
         self.go_on(false)
     }
 
-    /// One dense step of the residuals alone, which are zero after it: before the ranks change, or
-    /// at the end.
+    /// Runs one dense step with the residuals alone; they are zero afterwards. Collective. Call it
+    /// before the ranks change, and at the end of the training. Errors: as
+    /// [`SparseAllreduce::run`].
     pub fn flush_residual(&mut self) -> Result<SparseResult> {
         self.comm.check_can_wait("flushing residuals")?;
         self.begin(None)?;
@@ -138,15 +147,16 @@ impl SparseAllreduce {
             .ok_or_else(|| Error::internal("a sparse step that was waited for has not ended"))
     }
 
-    /// The residual of the tensor with this name: to look at or to change between steps.
+    /// The residual of the tensor with this name; `None` if there is no such tensor. The caller may
+    /// read and change it between steps.
     pub fn residual(&self, name: &str) -> Option<&Buffer<f32>> {
         self.residuals.named(name)
     }
 
-    /// What this rank selected of a tensor in the last step, residual and gradient together:
-    /// indices, relative to it and ascending, and values. The result has the coordinates that all
-    /// ranks apply, and the residual what of these is in no sum. Nothing before the first step,
-    /// after a dense one, and after one that did not count.
+    /// The entries that this rank selected of a tensor in the last step: ascending indices, which
+    /// are relative to the tensor, each with the sum of residual and gradient there. The result of
+    /// the step has only those that all ranks apply; the residual keeps the others. There are none
+    /// before the first step, after a dense step and after a step that was skipped.
     ///
     /// ```
     /// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
@@ -179,8 +189,8 @@ impl SparseAllreduce {
         indices.zip(values[range].iter().copied())
     }
 
-    /// Forgets all residuals and thresholds, on this rank. All ranks do so between the same steps.
-    /// Errors: as [`SparseAllreduce::scale_residuals`].
+    /// Sets all residuals of this rank to zero, and forgets its thresholds. All ranks call it
+    /// between the same two steps. Errors: as [`SparseAllreduce::scale_residuals`].
     pub fn reset(&mut self) -> Result<()> {
         let _kept = self.residuals.keep()?;
         self.residuals.reset();
@@ -188,8 +198,9 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// Multiplies all residuals: where gradients are scaled by a factor that changes, residuals
-    /// change with it, or old gradients weigh more or less than new ones.
+    /// Multiplies all residuals of this rank by `factor`. If a trainer scales its gradients and
+    /// changes the scale, the residuals have to change by the same factor; otherwise old gradients
+    /// weigh more or less than new ones.
     ///
     /// # Errors
     /// [`Error::InUse`]: a step is under way, or a slice of a residual is held.
@@ -199,8 +210,10 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// The residuals of this rank, with ranks, steps, k, names and counts. Thresholds are not kept:
-    /// they are found anew. Errors: as [`SparseAllreduce::scale_residuals`].
+    /// Returns the residuals of this rank as bytes, for [`SparseAllreduce::load`]. With them are
+    /// the numbers of ranks and steps, k, and the tensors' names and counts. Thresholds are not
+    /// saved: the steps after a load find them anew. Errors: as
+    /// [`SparseAllreduce::scale_residuals`].
     pub fn save(&self) -> Result<Vec<u8>> {
         let _kept = self.residuals.keep()?;
         Ok(self.residuals.save(Origin {
@@ -210,12 +223,13 @@ impl SparseAllreduce {
         }))
     }
 
-    /// Takes over what [`SparseAllreduce::save`] gave on this rank of a job of as many ranks. All
-    /// ranks load before the same step.
+    /// Loads the bytes that [`SparseAllreduce::save`] returned on this rank, in a job with the same
+    /// number of ranks. All ranks load before the same step.
     ///
     /// # Errors
-    /// [`Error::Malformed`]: another form, other tensors, k or number of ranks; nothing has been
-    /// changed.
+    /// [`Error::Malformed`]: the bytes are no saved residuals, or the tensors, k or the number of
+    /// ranks differ. [`Error::InUse`]: as [`SparseAllreduce::scale_residuals`]. After an error
+    /// nothing has been changed.
     pub fn load(&mut self, bytes: &[u8]) -> Result<()> {
         let own = u64::from(self.comm.ranks());
         let ranks = bytes
@@ -230,7 +244,8 @@ impl SparseAllreduce {
         self.load_after_resize(bytes)
     }
 
-    /// As [`Self::load`], where the number of ranks may have changed. New ranks reset instead.
+    /// As [`Self::load`], but the number of ranks may have changed since the save. A rank that is
+    /// new in the job calls [`SparseAllreduce::reset`] instead.
     pub fn load_after_resize(&mut self, bytes: &[u8]) -> Result<()> {
         let _kept = self.residuals.keep()?;
         self.steps = self.residuals.load(bytes, self.k())?.steps;
@@ -238,17 +253,17 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// Entries wanted, over all tensors.
+    /// k, the number of entries that a step is to select, over all tensors.
     pub fn k(&self) -> u64 {
         self.units.iter().map(|unit| unit.k).sum()
     }
 
-    /// Steps so far.
+    /// The number of steps so far, without those that were skipped.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Tensors, as declared.
+    /// The tensors, in the order of the declaration.
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors
     }
@@ -283,13 +298,13 @@ fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
     Ok(())
 }
 
-/// All ranks have declared the same.
+/// Checks that all ranks have declared the same tensors and options.
 fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) -> Result<()> {
     let tensors = (0..set.len()).map(|t| set.fingerprint_of(t));
-    // Every field, by its text: the same build runs on all ranks.
+    // The text has every field. Equal options have equal texts, as all ranks run the same build.
     let mut text = format!("{options:?}");
     if options.algorithm == Algorithm::Auto || options.balance == Balance::Cost {
-        // What decides must be the same everywhere too.
+        // The pace enters the choice, which has to be the same on all ranks.
         text.push_str(&format!(", LINERATE_TCP_PACE {:?}", pace(comm)?));
     }
     let hash =
@@ -315,13 +330,13 @@ fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) ->
     Ok(())
 }
 
-/// Seconds of an entry that is picked, sent, summed and applied: 50 ns when four ranks on two cores
-/// (Zen 4) exchanged 2 x 167,772 of them in 16.7 ms over loopback, the selection and the result's
-/// own turn not counted; rounded up.
+/// Seconds for picking, sending, summing and applying one entry. Four ranks on two cores (Zen 4)
+/// took 50 ns for each entry (16.7 ms for 2 x 167,772 entries over loopback, without selecting).
+/// The value is rounded up.
 const ENTRY_SECONDS: f64 = 6e-8;
 
-/// What the cost model says of messages between two ranks and of passes over memory; the same on
-/// all.
+/// What messages between two ranks and passes over memory cost by the cost model. The prices are
+/// the same on all ranks.
 fn prices(comm: &Communicator) -> Result<(Prices, LocalPrices)> {
     let (model, is_mapped) = comm.driving()?.engine().plans.link_model();
     let message = Work {
@@ -359,7 +374,7 @@ fn prices(comm: &Communicator) -> Result<(Prices, LocalPrices)> {
     Ok((links, local))
 }
 
-/// Bits per second that this rank's connections are held to.
+/// The limit of this rank's TCP connections in bits per second, if there is one.
 fn pace(comm: &Communicator) -> Result<Option<u64>> {
     let driving = comm.driving()?;
     Ok(driving.engine().config().tcp.pace_bits_per_second)

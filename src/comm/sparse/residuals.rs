@@ -1,4 +1,5 @@
-//! Residuals: what of each tensor's gradients no result has had yet, by the tensor's name.
+//! [`Residuals`]: for each tensor, the part of this rank's gradients that no result has contained
+//! yet.
 
 use crate::comm::buffer::Buffer;
 use crate::comm::raw::RawBuffer;
@@ -8,16 +9,16 @@ use crate::kernel::{self, scale};
 use crate::memory::{Access, Kept};
 use crate::types::DataType;
 
-/// First bytes of what is saved; the last is the version.
+/// The first bytes of saved residuals. The last of them is the version of the format.
 const MAGIC: [u8; 8] = *b"LRSPARS1";
 
-/// One vector for each tensor.
+/// One vector for each tensor. Tensors are found by name.
 pub(super) struct Residuals {
     tensors: Vec<TensorSpec>,
     buffers: Vec<Buffer<f32>>,
 }
 
-/// What a saved state belongs to.
+/// What saved residuals belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Origin {
     pub ranks: u64,
@@ -38,7 +39,7 @@ impl Residuals {
         })
     }
 
-    /// Borrows all of them, for what is done with them until the result is dropped.
+    /// Borrows all residuals until the result is dropped.
     pub fn keep(&self) -> Result<Vec<Kept>> {
         let all = self
             .raw()
@@ -69,7 +70,8 @@ impl Residuals {
         }
     }
 
-    /// Header, then for each tensor its name's length, name, count and values.
+    /// Returns the residuals as bytes: a header, then for each tensor the length of its name, its
+    /// name, its count and its values. Numbers are little-endian.
     pub fn save(&self, origin: Origin) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let word = |bytes: &mut Vec<u8>, w: u64| bytes.extend(w.to_le_bytes());
@@ -92,8 +94,8 @@ impl Residuals {
         bytes
     }
 
-    /// Takes over what was saved for the same tensors and k; all is checked before anything is
-    /// changed.
+    /// Loads residuals that were saved for the same tensors and k. It checks everything before it
+    /// changes anything.
     pub fn load(&self, bytes: &[u8], k: u64) -> Result<Origin> {
         let mut reader = Reader { bytes, at: 0 };
         if reader.take(MAGIC.len())? != MAGIC {

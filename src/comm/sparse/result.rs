@@ -1,4 +1,4 @@
-//! [`SparseResult`]: what a step gives.
+//! [`SparseResult`]: the result of a step.
 
 use crate::comm::buffer::Buffer;
 use crate::comm::raw::RawBuffer;
@@ -11,8 +11,8 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Where a rank's time went in a step. Ranks that share a core wait for each other's selections in
-/// their communication; the rank that began it last waits for none. As text:
+/// Where a rank's time went in a step. The time of the communication includes the wait for ranks
+/// that begin later, such as ranks on the same core that still select. Its text is:
 ///
 /// ```
 /// use std::time::Duration;
@@ -21,11 +21,11 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
-    /// Selecting; before a dense allreduce, adding the gradient to the residual.
+    /// Time for selecting or, before a dense allreduce, for adding the gradient to the residual.
     pub select: Duration,
-    /// From the first request to the last answer, with the sums in between.
+    /// Time from the first request to the last answer, including the additions in between.
     pub communicate: Duration,
-    /// Changing the residuals and making the result.
+    /// Time for changing the residuals and making the result.
     pub apply: Duration,
 }
 
@@ -39,20 +39,24 @@ impl fmt::Display for StepTimes {
     }
 }
 
-/// The sum that all ranks apply, the same bits on every rank, and how it came about.
+/// The result of a step: the sum that all ranks apply, with the same bits on every rank, and
+/// figures of the step.
 #[derive(Clone, Debug)]
 pub struct SparseResult {
-    /// Which algorithm ran; the last tensor's if each has its own.
+    /// The algorithm that ran. With [`per_tensor`](crate::SparseOptions::per_tensor) it is that of
+    /// the last tensor.
     pub algorithm: Algorithm,
-    /// Nothing was applied and no gradient absorbed, because something was not finite.
+    /// Whether the step was skipped because a value was not finite. The result is then empty, and
+    /// no gradient was added to the residuals.
     pub is_skipped: bool,
-    /// Values that are not finite, on all ranks and in sums.
+    /// Number of values that are not finite, in the gradients of all ranks and in sums.
     pub not_finite: u64,
-    /// Entries that this rank selected.
+    /// Number of entries that this rank selected.
     pub selected_local: u64,
-    /// Entries of the result.
+    /// Number of entries of the result.
     pub selected_global: u64,
-    /// Non-zeros of the sum of all picks, where the algorithm gets to know that.
+    /// Number of non-zeros of the sum of all ranks' selected entries; `None` if the algorithm does
+    /// not count them.
     pub reduced: Option<u64>,
     /// Where this rank's time went.
     pub times: StepTimes,
@@ -60,11 +64,11 @@ pub struct SparseResult {
     pub counters: Counters,
     pub(super) entries: RecycledEntries,
     pub(super) dense: Option<Buffer<f32>>,
-    /// Where each tensor begins among all coordinates, and the end.
+    /// The index of each tensor's first coordinate among all coordinates, and last their number.
     pub(super) starts: Vec<u64>,
 }
 
-/// The entries of a result; when it is dropped, later steps get their memory.
+/// The entries of a result. When they are dropped, later steps use their memory again.
 #[derive(Clone, Debug)]
 pub(super) struct RecycledEntries {
     pub stream: Stream,
@@ -87,13 +91,17 @@ impl Drop for RecycledEntries {
 }
 
 impl SparseResult {
-    /// Indices and values over all tensors, one after another in the order of the declaration.
-    /// Empty after a dense step, whose result is [`SparseResult::dense`].
+    /// Indices and values of the result's entries, ascending by index. The index counts through all
+    /// tensors, in the order of the declaration. Empty after a dense step, whose result is in
+    /// [`SparseResult::dense`].
     pub fn entries(&self) -> (&[u64], &[f32]) {
         (&self.entries.stream.indices, &self.entries.stream.values)
     }
 
-    /// One tensor's indices, relative to it, and values.
+    /// As [`SparseResult::entries`], for one tensor, with indices relative to this tensor.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
     pub fn entries_of(&self, tensor: usize) -> (impl Iterator<Item = u64> + '_, &[f32]) {
         let start = self.starts[tensor];
         let range = self.positions(tensor);
@@ -104,8 +112,8 @@ impl SparseResult {
         )
     }
 
-    /// One tensor's indices, relative to it and ascending, and values, whichever form the result
-    /// has: no zeros.
+    /// The non-zero values of one tensor, each with its index: ascending, and relative to the
+    /// tensor. It gives them after a sparse step and after a dense one.
     ///
     /// ```
     /// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
@@ -128,7 +136,7 @@ impl SparseResult {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InUse`]: it was a dense step, and a later step uses its memory.
+    /// [`Error::InUse`]: the result is of a dense step, and a later step uses its memory now.
     ///
     /// # Panics
     /// If there is no such tensor.
@@ -139,14 +147,16 @@ impl SparseResult {
             None => Vec::new(),
         };
         let dense = (0..).zip(dense);
-        // Of a tensor one of them has nothing.
+        // For one tensor, either all dense values are zero or there are no entries.
         let (indices, values) = self.entries_of(tensor);
         let sparse = indices.zip(values.iter().copied());
         Ok(dense.filter(|(_, value)| *value != 0.0).chain(sparse))
     }
 
-    /// All values of a dense step, over all tensors. Valid until the next step. Where tensors are
-    /// operations of their own, those that were sparse have zeros here, and their entries apart.
+    /// All values of a dense step, over all tensors in the order of the declaration; `None` after a
+    /// sparse step. The values are valid until the next step. With
+    /// [`per_tensor`](crate::SparseOptions::per_tensor), a step may be dense for some tensors and
+    /// sparse for others: here the sparse ones are zero, and [`SparseResult::entries`] has them.
     pub fn dense(&self) -> Option<&Buffer<f32>> {
         self.dense.as_ref()
     }
@@ -156,13 +166,13 @@ impl SparseResult {
         place(self.starts[tensor])..place(self.starts[tensor + 1])
     }
 
-    /// Adds `factor` times the result to vectors, one for each tensor: -rate makes it a step of
-    /// gradient descent.
+    /// Adds `factor` times the result to `outputs`, which has one vector for each tensor. With the
+    /// negative learning rate as `factor` this is a step of gradient descent.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: another number of buffers, or one of another length;
-    /// [`Error::InUse`]: something uses an output, or a later step the dense result. Nothing has
-    /// been added then.
+    /// [`Error::InvalidArgument`]: the number of buffers or the length of one is wrong.
+    /// [`Error::InUse`]: something uses an output, or a later step uses the memory of a dense
+    /// result. After an error nothing has been added.
     pub fn add_to(&self, outputs: &[Buffer<f32>], factor: f32) -> Result<()> {
         check_lengths("output", outputs, &self.starts)?;
         let of_outputs = outputs.iter().map(|output| (output, Access::Exclusive));
@@ -211,7 +221,7 @@ impl SparseResult {
     }
 }
 
-/// Buffers are as many and as long as the tensors.
+/// Checks that there is one buffer for each tensor, with as many elements.
 pub(super) fn check_lengths(what: &str, buffers: &[Buffer<f32>], starts: &[u64]) -> Result<()> {
     let tensors = starts.len() - 1;
     if buffers.len() != tensors {

@@ -1,5 +1,5 @@
-//! What a [`SparseAllreduce`] holds between steps and during one. It has methods in the files
-//! beside this one.
+//! What a [`SparseAllreduce`] holds between steps and during a step. Its methods are in the other
+//! files of this folder.
 
 use super::carrier::Carrier;
 use super::residuals::Residuals;
@@ -18,13 +18,15 @@ use std::time::Duration;
 
 /// A sparse allreduce of the same tensors in every step, with their residuals.
 ///
-/// Every step is a collective of all ranks of the communicator, in the same order on all of them. k
-/// counts over all tensors of the call, or over each ([`SparseOptions::per_tensor`]).
+/// Every step is a collective: all ranks of the communicator run it, in the same order as their
+/// other collectives. k is the number of selected entries of all tensors together, or of each
+/// tensor ([`SparseOptions::per_tensor`]).
 ///
-/// Nothing of a gradient is lost but what additions of `f32` round away.
+/// What a step does not deliver stays in the residuals, so nothing of a gradient is lost except for
+/// the rounding of `f32` additions.
 ///
-/// In a forked child every step is an error. The residuals there are the child's own copy: it may
-/// save them, say.
+/// In a forked child every step returns an error. The child has its own copy of the residuals, and
+/// may save them.
 ///
 /// ```
 /// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
@@ -44,70 +46,74 @@ use std::time::Duration;
 pub struct SparseAllreduce {
     pub(super) comm: Communicator,
     pub(super) tensors: Vec<TensorSpec>,
-    /// Where each tensor begins among all coordinates, and the end.
+    /// The index of each tensor's first coordinate among all coordinates, and last their number.
     pub(super) starts: Vec<u64>,
     pub(super) options: SparseOptions,
     pub(super) residuals: Residuals,
     pub(super) units: Vec<Unit>,
     pub(super) steps: u64,
     pub(super) carrier: Carrier,
-    /// Memory of steps before, for machines, messages and results.
+    /// Memory of earlier steps, which machines, messages and results use again.
     pub(super) spare: Spare,
-    /// For dense steps, once there was one.
+    /// The vector that dense steps reduce; allocated in the first dense step.
     pub(super) dense: Option<RawBuffer>,
     pub(super) prices: (Prices, LocalPrices),
     /// The step under way.
     pub(super) pending: ProcessOwned<Option<Pending>>,
 }
 
-/// Tensors that are one vector.
+/// Tensors that are selected from and reduced together, as one vector.
 pub(super) struct Unit {
     pub(super) tensors: Range<usize>,
     pub(super) k: u64,
     pub(super) selection: LocalSelection,
     pub(super) state: OkTopkState,
+    /// Non-zeros of the sum of all picks, in the last step that counted them.
     pub(super) reduced: Option<u64>,
-    /// Dense steps since the last one that could see the fill-in.
+    /// Number of dense steps since the last sparse one. Dense steps do not count the non-zeros.
     pub(super) dense_steps: u64,
-    /// This rank's picks of the step before, indices relative to the unit; memory for the next.
+    /// This rank's picks in the last step, with indices relative to the unit. The next step uses
+    /// their memory again.
     pub(super) memory: Stream,
-    /// What steps took, where the algorithm is chosen.
+    /// What steps took, compared with the cost model; learned with [`Algorithm::Auto`].
     pub(super) experience: Experience,
-    /// The last step, whose time the ranks are to tell each other.
+    /// The times of the last step, if the ranks are to tell each other these times.
     pub(super) untold: Option<Untold>,
 }
 
-/// A step of one unit on this rank.
+/// What a step of one unit took on this rank.
 pub(super) struct Untold {
     pub(super) algorithm: Algorithm,
-    /// What the model says of it.
+    /// Seconds that the step takes by the cost model.
     pub(super) modelled: f64,
     pub(super) communicate: Duration,
+    /// Time for the selection and for applying the result.
     pub(super) own: Duration,
 }
 
 /// A step under way.
 pub(super) struct Pending {
-    /// `None`: only the residuals are flushed.
+    /// `None`: the step flushes the residuals, without gradients.
     pub(super) gradients: Option<Vec<RawBuffer>>,
-    /// The borrows of gradients and residuals, and of the result of a dense step before.
+    /// The borrows of the gradients, of the residuals, and of the vector of dense steps.
     pub(super) _kept: Vec<Kept>,
     pub(super) unit: usize,
     pub(super) task: Task,
     pub(super) operation: Option<Operation>,
     pub(super) arrived: Arrived,
-    /// What the units before gave.
+    /// The outcomes of the units that have ended.
     pub(super) outcomes: Vec<Outcome>,
-    /// How they selected before this step.
+    /// The selections that the units had before this step. A step that does not count restores
+    /// them.
     pub(super) selections: Vec<LocalSelection>,
-    /// When the communication of the unit at hand began.
+    /// When the communication of the present unit began.
     pub(super) since: Time,
-    /// What units took, of those that have begun.
+    /// What each unit took, for the units that have begun.
     pub(super) spent: Vec<Spent>,
     pub(super) result: SparseResult,
 }
 
-/// What one unit took before its result is applied.
+/// What one unit took, without applying its result.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spent {
     pub(super) unit: usize,
@@ -117,7 +123,7 @@ pub(super) struct Spent {
 }
 
 impl Pending {
-    /// The unit at hand took this.
+    /// Adds to the times of the present unit.
     pub(super) fn spend(&mut self, select: Duration, communicate: Duration) {
         self.result.times.select += select;
         self.result.times.communicate += communicate;
@@ -128,26 +134,26 @@ impl Pending {
     }
 }
 
-/// What the unit at hand is doing.
+/// What the present unit is doing.
 pub(super) enum Task {
     /// It has not begun.
     Begin,
-    /// A machine.
+    /// The machine of a sparse algorithm runs.
     Machine(Box<Machine<Stream>>),
-    /// Ranks tell each other how many values are not finite.
+    /// The ranks tell each other how many values are not finite, before a dense allreduce.
     Census,
-    /// The dense allreduce.
+    /// The dense allreduce is under way.
     Dense,
-    /// Ranks tell each other what the step before took.
+    /// The ranks tell each other what the last step took.
     Telling,
 }
 
-/// What a unit gave.
+/// What came out of a unit's step.
 pub(super) enum Outcome {
-    /// It has no elements.
+    /// The unit has no elements.
     Nothing,
     Sparse(Box<Finished<Stream>>),
-    /// The sum is in the dense buffer; this many of its values are not finite.
+    /// The sum is in the dense buffer. `born` of its values are not finite.
     Dense {
         born: u64,
     },

@@ -1,5 +1,5 @@
-//! One step: a unit after the other, each from its selection to its result; what that changes, when
-//! all have one (`commit.rs`).
+//! One step: runs one unit after the other, each from its selection to its outcome. When all units
+//! have an outcome, `commit.rs` changes the residuals and makes the result.
 
 use super::result::{RecycledEntries, SparseResult, StepTimes};
 use super::state::{Outcome, Pending, SparseAllreduce, Spent, Task};
@@ -59,7 +59,8 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// Goes on as far as possible; the result at the end.
+    /// Moves the step as far as possible. With `is_waiting` it waits for operations. Returns the
+    /// result when the step has ended.
     pub(super) fn go_on(&mut self, is_waiting: bool) -> Result<Option<SparseResult>> {
         let Some(mut pending) = self.pending.get_mut()?.take() else {
             return Err(Error::invalid("no sparse allreduce has been started"));
@@ -81,7 +82,8 @@ impl SparseAllreduce {
         Ok(Some(self.commit(pending)))
     }
 
-    /// One thing after another, until there is an operation to wait for or the unit has ended.
+    /// Does the next piece of the present unit's task. Afterwards there may be an operation to wait
+    /// for, or the unit has ended.
     fn turn(&mut self, pending: &mut Pending) -> Result<()> {
         match std::mem::replace(&mut pending.task, Task::Begin) {
             Task::Begin => match self.tell(pending)? {
@@ -93,7 +95,7 @@ impl SparseAllreduce {
                 match machine.next(arrived) {
                     Action::Start(request) => {
                         pending.operation = self.carrier.start(request)?;
-                        // What came before is reduced while this is under way.
+                        // The machine reduces what came earlier while this request is under way.
                         assert_eq!(machine.next(Arrived::Nothing), Action::Wait);
                         if pending.operation.is_none() {
                             pending.arrived = self.carrier.take();
@@ -136,8 +138,8 @@ impl SparseAllreduce {
         }
     }
 
-    /// Other ranks may not have seen what is wrong, and would wait for this one: the communicator
-    /// has failed.
+    /// Fails the communicator with an error of a machine. Other ranks may not have seen the error,
+    /// and would otherwise wait for this rank.
     fn fail(&self, error: Error) -> Error {
         match self.comm.driving() {
             Ok(driving) => {
@@ -225,7 +227,8 @@ impl SparseAllreduce {
         Ok(())
     }
 
-    /// Not a step, on any rank: of all units of this step, also those before, nothing is changed.
+    /// Ends a step that does not count on any rank, because a value is not finite. All units of the
+    /// step stay as they were before it, also those that have an outcome already.
     pub(super) fn end_void(&mut self, pending: &mut Pending, not_finite: u64) -> Result<()> {
         for (unit, before) in self.units.iter_mut().zip(pending.selections.drain(..)) {
             unit.selection = before;
@@ -243,7 +246,7 @@ impl SparseAllreduce {
     }
 }
 
-/// The algorithm of a unit's step. Follows from what all ranks have alike.
+/// The algorithm of a unit's step. It follows only from values that are equal on all ranks.
 fn resolve(
     options: &SparseOptions,
     unit: (u64, u64, u32),
