@@ -11,6 +11,7 @@ pub mod hosts;
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -229,6 +230,18 @@ pub fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(") ").next().unwrap_or_default();
     !state.is_empty() && !state.starts_with('Z')
+}
+
+/// Why this program cannot be started as another user, if so.
+pub fn no_other_user() -> Option<&'static str> {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        return Some("only root can start a process as another user");
+    }
+    let program = std::env::current_exe().unwrap();
+    let is_closed = |path: &Path| path.metadata().unwrap().permissions().mode() & 1 == 0;
+    let is_hidden = program.ancestors().any(is_closed);
+    is_hidden.then_some("no other user may enter the folder of the tests")
 }
 
 /// This program again, in a role.

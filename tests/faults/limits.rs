@@ -3,7 +3,7 @@
 
 use super::job::{Start, holdings, join};
 use linerate::{Buffer, Collective, Communicator, DataType, Error, ReduceOp, Result};
-use linerate_children::{result, text};
+use linerate_children::{no_other_user, result, text};
 use std::process::Output;
 
 /// Sums what the environment says over the ranks.
@@ -128,8 +128,8 @@ fn two_jobs_at_once_do_not_meet() {
 
 #[test]
 fn two_users_with_one_name_of_a_job_do_not_meet() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can start processes as another user");
+    if let Some(why) = no_other_user() {
+        println!("skipped: {why}");
         return;
     }
     let nobody = 65534;
