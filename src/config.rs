@@ -98,11 +98,12 @@ pub enum Progress {
     /// A thread from the first operation that is started on, if this host has more cores than ranks
     /// of the job; else the calls of the application.
     Auto,
-    /// A thread, so that operations advance while the application computes. It sleeps while nothing
-    /// is under way, and overlaps well even where every core has a rank, if computing is long
-    /// beside an operation. It costs a hand-over for each operation: two ranks on two cores of an
-    /// AMD EPYC (Zen 5) took 1.6 us for starting an allreduce of 8 bytes and waiting at once, 0.9
-    /// us with [`Progress::Inline`]; from 64 KiB on both took equally long.
+    /// A thread, so that operations advance while the application computes: one for all
+    /// communicators that were made from one another. It sleeps while nothing is under way, and
+    /// overlaps well even where every core has a rank, if computing is long beside an operation. It
+    /// costs a hand-over for each operation: two ranks on two cores of an AMD EPYC (Zen 5) took 1.6
+    /// us for starting an allreduce of 8 bytes and waiting at once, 0.9 us with
+    /// [`Progress::Inline`]; from 64 KiB on both took equally long.
     Thread,
     /// The calls of the application alone: operations advance inside `wait`, `test` and other calls
     /// only.

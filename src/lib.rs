@@ -156,4 +156,3 @@ pub use memory::{BufferMut, BufferRef, Element};
 pub use partial::{PartialOptions, Policy, RankSet};
 pub use sparse::SparseOptions;
 pub use types::{Collective, DataType, Rank, ReduceOp};
-pub use wait::Completion;

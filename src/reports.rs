@@ -7,3 +7,4 @@ pub use crate::comm::{Explanation, FlushReport, Path, StepReport, StepTimes};
 pub use crate::error::OsCause;
 pub use crate::partial::{RoundReport, Waited};
 pub use crate::sparse::{Counters, PHASES, Phase, Traffic};
+pub use crate::wait::Completion;

@@ -60,6 +60,7 @@ fn child_entry() {
         "learned" => learned(&comm),
         "mixed" => mixed(&comm),
         "large" => threads::large(comm),
+        "family" => threads::family(comm),
         other => assert!(traffic::run(other, &comm), "no role {other}"),
     }
 }

@@ -1,9 +1,9 @@
 //! Start, stop, hand-over and failure of the threads that drive one engine, under thousands of
 //! schedules.
 //!
-//! `comm/driving.rs`, `comm/family.rs` and files of `wait` are compiled here a second time, against shuttle's locks,
-//! threads and atomics and a small engine (`shuttle/engine.rs`). Sleeps have no time limit here:
-//! a thread that is not woken sleeps forever, and shuttle finds the deadlock.
+//! `comm/driving.rs`, `comm/family.rs` and files of `wait` are compiled here a second time, against
+//! shuttle's locks, threads and atomics and a small engine (`shuttle/engine.rs`). Sleeps have no
+//! time limit here: a thread that is not woken sleeps forever, and shuttle finds the deadlock.
 // The files have more than the models use, and what is `unsafe` of real memory is safe of a
 // model's.
 #![allow(dead_code, unsafe_code, unused_unsafe)]
@@ -118,6 +118,8 @@ fn explore(model: fn()) {
 fn start_and_stop() {
     let (driving, peer, progress) = rank();
     let peer = thread::spawn(move || peer.deliver());
+    // Without these the thread would rarely come so far that it rests.
+    (0..30).for_each(|_| thread::yield_now());
     stop(&driving, progress);
     peer.join().unwrap();
 }

@@ -4,8 +4,8 @@ mod calls;
 mod cases;
 
 use super::{
-    Buffer, Communicator, Fusion, Operation, PartialAllreduce, PartialFusion, PartialFusionOptions,
-    Simulation, SparseAllreduce, SparseResult,
+    Buffer, Communicator, CompletionQueue, Fusion, Operation, PartialAllreduce, PartialFusion,
+    PartialFusionOptions, Simulation, SparseAllreduce, SparseResult,
 };
 use crate::config::{Config, Progress};
 use crate::error::{Error, Result};
@@ -41,6 +41,7 @@ struct Held {
     plain: Buffer<f32>,
     /// Operations of rank 0. Rank 1 starts them only after both ranks have checked their children.
     under_way: Vec<Operation>,
+    queue: CompletionQueue,
     fusion: Option<Fusion>,
     partial: Option<PartialAllreduce>,
     partial_fusion: Option<PartialFusion>,
@@ -98,6 +99,7 @@ fn hold(comm: Communicator, only: Communicator) -> Held {
     let simulated = simulated.map(|comm| SparseAllreduce::new(comm, tensors(), sparse_options()));
     Held {
         only: Some(only),
+        queue: comm.completion_queue().unwrap(),
         under_way,
         fusion: Some(fusion),
         partial: Some(partial.unwrap()),

@@ -98,8 +98,9 @@ impl Operation {
         Ok(driving.watch(self.task, context.waker()))
     }
 
-    /// Puts the operation into a queue, once: when it has ended, the queue has a completion with the
-    /// number `user`. The operation may be dropped then. It may also be waited for all the same.
+    /// Puts the operation into a queue, once: when it has ended, the queue has a completion with
+    /// the number `user`. The operation may be dropped then. It may also be waited for all the
+    /// same.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the queue is of another family, or the operation is in a queue

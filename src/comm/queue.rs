@@ -13,10 +13,11 @@ use std::time::Duration;
 /// another by split, duplicate, sibling and rebuild. `Send + Sync`: several threads may wait, and
 /// each completion goes to one of them.
 ///
-/// [`Operation::notify`](crate::Operation::notify) puts an operation into a queue. Each gives one [`Completion`], whether it
-/// succeeds or fails; nothing is lost and nothing comes twice. A thread that waits drives the
-/// operations by itself, as [`Operation::wait`](crate::Operation::wait) does. A queue that is dropped forgets what comes
-/// later; the operations go on. It is a handle of the communicator that it was made from.
+/// [`Operation::notify`](crate::Operation::notify) puts an operation into a queue. Each gives one
+/// [`Completion`], whether it succeeds or fails; nothing is lost and nothing comes twice. A thread
+/// that waits drives the operations by itself, as [`Operation::wait`](crate::Operation::wait) does.
+/// A queue that is dropped forgets what comes later; the operations go on. It is a handle of the
+/// communicator that it was made from.
 ///
 /// ```
 /// use linerate::{Communicator, Config, ReduceOp};
@@ -106,9 +107,12 @@ impl CompletionQueue {
         }
     }
 
-    /// Operations in the queue that have not ended.
+    /// Operations in the queue that have not ended; 0 in a forked child, which has none.
     pub fn running_count(&self) -> usize {
-        self.completions.running_count()
+        match self.communicator.driving() {
+            Ok(_) => self.completions.running_count(),
+            Err(_) => 0,
+        }
     }
 
     /// An eventfd for poll, epoll and asyncio, which is readable exactly while completions wait to

@@ -1,4 +1,5 @@
-//! [`Arguments`]: what a call says, [`RoundCall`]: what a round needs of it, and the signature by which ranks compare it.
+//! [`Arguments`]: what a call says, [`RoundCall`]: what a round needs of it, and the signature by
+//! which ranks compare it.
 
 use super::prepared::Prepared;
 use super::signature::Signature;

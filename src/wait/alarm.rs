@@ -67,7 +67,7 @@ pub struct Doorbell {
     ring: Arc<OwnedFd>,
     /// Threads that sleep or are about to.
     sleeping: AtomicU32,
-    /// The same number in memory that peers look at, if some do.
+    /// That number in memory that peers look at, if some do.
     seen: Option<View>,
     /// Whether `ring` has been written since it was last read.
     has_rung: AtomicBool,

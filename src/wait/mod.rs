@@ -21,6 +21,8 @@ mod background;
 mod bell;
 mod clock;
 mod completions;
+#[cfg(test)]
+mod completions_tests;
 mod driver_lock;
 mod futex;
 mod patience;

@@ -3,7 +3,8 @@
 
 use super::{on_ranks, on_ranks_with};
 use crate::prng::Prng;
-use linerate::{Buffer, Communicator, Completion, CompletionQueue, Config, Error, ReduceOp};
+use linerate::reports::Completion;
+use linerate::{Buffer, Communicator, CompletionQueue, Config, Error, ReduceOp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -95,7 +96,7 @@ fn every_operation_of_every_communicator_ends_in_the_queue_once() {
     let seed = u64::from(std::process::id());
     println!("seed {seed}");
     for (ranks, has_thread) in [(2, false), (3, false), (2, true), (3, true)] {
-        on_ranks_with(ranks, has_thread, |world| random_sums(&world, seed, 4000));
+        on_ranks_with(ranks, has_thread, |world| random_sums(&world, seed, 12_000));
     }
 }
 

@@ -37,11 +37,55 @@ pub fn large(comm: Communicator) {
 }
 
 fn pool_threads_count() -> usize {
+    threads_count("linerate-pool")
+}
+
+/// The threads of this process with a name, of which the kernel keeps 15 characters.
+fn threads_count(wanted: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     tasks
         .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .filter(|name| name.trim() == "linerate-pool")
+        .filter(|name| name.trim() == &wanted[..wanted.len().min(15)])
         .count()
+}
+
+/// Twenty communicators of one family, an operation on each: prints how many progress threads
+/// there were, and are when all are gone, and how many operations ended without a wait.
+pub fn family(comm: Communicator) {
+    let others: Vec<_> = (0..19).map(|_| comm.duplicate().unwrap()).collect();
+    let queue = comm.completion_queue().unwrap();
+    let buffer = || comm.alloc::<u32>(100).unwrap();
+    let buffers: Vec<_> = (0..20).map(|_| buffer()).collect();
+    let all = others.iter().chain([&comm]);
+    for (number, (comm, buffer)) in (0..).zip(all.zip(&buffers)) {
+        let started = comm.start_all_reduce(buffer, ReduceOp::Sum);
+        started.unwrap().notify(&queue, number).unwrap();
+    }
+    let start = std::time::Instant::now();
+    while queue.running_count() > 0 {
+        assert!(start.elapsed() < std::time::Duration::from_secs(30));
+        std::thread::yield_now();
+    }
+    let ended = queue.wait(std::time::Duration::ZERO).unwrap();
+    assert!(ended.iter().all(|completion| completion.result.is_ok()));
+    let during = threads_count("linerate-progress");
+    comm.barrier().unwrap();
+    drop((others, queue, buffers, comm));
+    let after = threads_count("linerate-progress");
+    println!("RESULT {during} {after} {}", ended.len());
+}
+
+#[test]
+fn one_thread_makes_the_progress_of_a_family_and_ends_with_it() {
+    for transport in ["shm", "tcp"] {
+        let settings = [
+            ("LINERATE_PROGRESS", "thread"),
+            ("LINERATE_TRANSPORT", transport),
+        ];
+        for result in results(spawn("family", 2, &settings)) {
+            assert_eq!(result, "1 0 20", "{transport}");
+        }
+    }
 }
 
 #[test]

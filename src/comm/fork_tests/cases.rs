@@ -23,6 +23,7 @@ pub(super) fn cases(held: &mut Held) -> Vec<Case> {
     cases.extend(of_calls(held));
     cases.extend(of_builder(held));
     cases.extend(of_operations(held));
+    cases.extend(of_queue(held));
     cases.extend(of_fusion(held));
     cases.extend(of_partial(held));
     cases.extend(of_sparse(held));
@@ -107,6 +108,7 @@ fn of_operations(held: &mut Held) -> Vec<Case> {
         "Operation::test",
         "Operation::wait_timeout",
         "Operation::poll",
+        "Operation::notify",
         "Operation::fmt",
         "Operation::wait",
         "Operation::cancel",
@@ -125,6 +127,7 @@ fn of_operations(held: &mut Held) -> Vec<Case> {
         is_refused(first.test()),
         is_refused(first.wait_timeout(Duration::ZERO)),
         poll(&mut first),
+        is_refused(first.notify(&held.queue, 1)),
         format!("{first:?}").contains("result"),
         is_refused(take().wait()),
         is_refused(take().cancel()),
@@ -132,6 +135,31 @@ fn of_operations(held: &mut Held) -> Vec<Case> {
     ];
     drop(first);
     names.into_iter().zip(is_right).collect()
+}
+
+fn of_queue(held: &mut Held) -> Vec<Case> {
+    let (comm, queue) = (&held.comm, &held.queue);
+    let wait_into = queue.wait_into(&mut Vec::new(), 1, Duration::ZERO);
+    vec![
+        (
+            "Communicator::completion_queue",
+            is_refused(comm.completion_queue()),
+        ),
+        (
+            "CompletionQueue::wait",
+            is_refused(queue.wait(Duration::from_secs(60))),
+        ),
+        ("CompletionQueue::wait_into", is_refused(wait_into)),
+        ("CompletionQueue::running_count", queue.running_count() == 0),
+        (
+            "CompletionQueue::descriptor",
+            is_refused(queue.descriptor()),
+        ),
+        (
+            "CompletionQueue::fmt",
+            format!("{queue:?}").contains("completions"),
+        ),
+    ]
 }
 
 fn of_fusion(held: &mut Held) -> Vec<Case> {
