@@ -80,7 +80,7 @@ pub struct Config {
     /// rank 0's are everyone's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
     /// `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. `linerate explain --calibrate`
     /// writes it.
-    pub prices: PriceList,
+    pub findings: FindingsFrom,
     /// Overrides the identity of the host; ranks with equal ones use shared memory.
     /// `LINERATE_HOSTID`.
     pub host_id: Option<String>,
@@ -123,7 +123,7 @@ pub enum CrossMemory {
 
 /// Where the findings come from that correct the choice by the cost model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PriceList {
+pub enum FindingsFrom {
     /// Those of the library.
     BuiltIn,
     /// A file that need not be there.
@@ -145,7 +145,7 @@ impl Default for Config {
             threads: None,
             cma: CrossMemory::Auto,
             debug: false,
-            prices: PriceList::BuiltIn,
+            findings: FindingsFrom::BuiltIn,
             host_id: None,
             tcp: TcpSettings::default(),
             verbs: VerbsSettings::default(),
@@ -209,7 +209,7 @@ impl Config {
                 }
             };
         }
-        config.prices = price_list(&lookup);
+        config.findings = findings_from(&lookup);
         config.host_id = lookup("LINERATE_HOSTID").filter(|id| !id.is_empty());
         config.tcp = TcpSettings::from_lookup(&lookup)?;
         config.verbs = VerbsSettings::from_lookup(&lookup)?;
@@ -265,16 +265,16 @@ pub(crate) fn differing_settings(rank: Rank, theirs: u64, heads: u64) -> Error {
     })
 }
 
-fn price_list(lookup: &impl Fn(&str) -> Option<String>) -> PriceList {
+fn findings_from(lookup: &impl Fn(&str) -> Option<String>) -> FindingsFrom {
     let path = |name| lookup(name).filter(|text| !text.is_empty());
     match path("LINERATE_MODEL") {
-        Some(text) if text == "off" => PriceList::BuiltIn,
-        Some(text) => PriceList::Named(text.into()),
+        Some(text) if text == "off" => FindingsFrom::BuiltIn,
+        Some(text) => FindingsFrom::Named(text.into()),
         None => {
             let of_home = || path("HOME").map(|home| PathBuf::from(home).join(".cache"));
             let cache = path("XDG_CACHE_HOME").map(PathBuf::from).or_else(of_home);
-            cache.map_or(PriceList::BuiltIn, |folder| {
-                PriceList::Cached(folder.join("linerate").join("model"))
+            cache.map_or(FindingsFrom::BuiltIn, |folder| {
+                FindingsFrom::Cached(folder.join("linerate").join("model"))
             })
         }
     }
@@ -363,14 +363,14 @@ mod tests {
     }
 
     #[test]
-    fn prices_are_named_cached_or_built_in() {
-        let list = |name, value| config(name, value).unwrap().prices;
-        assert_eq!(list("LINERATE_MODEL", "off"), PriceList::BuiltIn);
-        assert_eq!(list("LINERATE_MODEL", "m"), PriceList::Named("m".into()));
-        let cached = |path: &str| PriceList::Cached(path.into());
+    fn findings_are_named_cached_or_built_in() {
+        let list = |name, value| config(name, value).unwrap().findings;
+        assert_eq!(list("LINERATE_MODEL", "off"), FindingsFrom::BuiltIn);
+        assert_eq!(list("LINERATE_MODEL", "m"), FindingsFrom::Named("m".into()));
+        let cached = |path: &str| FindingsFrom::Cached(path.into());
         assert_eq!(list("XDG_CACHE_HOME", "/c"), cached("/c/linerate/model"));
         assert_eq!(list("HOME", "/h"), cached("/h/.cache/linerate/model"));
-        assert_eq!(list("OTHER", ""), PriceList::BuiltIn);
+        assert_eq!(list("OTHER", ""), FindingsFrom::BuiltIn);
     }
 
     #[test]

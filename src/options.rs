@@ -5,7 +5,9 @@
 //! A program that keeps the defaults names none of these.
 
 pub use crate::bootstrap::{Launcher, Place, Rendezvous};
-pub use crate::config::{CrossMemory, JobSettings, PriceList, Secret, TcpSettings, VerbsSettings};
+pub use crate::config::{
+    CrossMemory, FindingsFrom, JobSettings, Secret, TcpSettings, VerbsSettings,
+};
 pub use crate::partial::{Delivery, Divisor};
 pub use crate::sparse::{
     Algorithm, Amount, Balance, DsaVariant, IndexFormat, Mode, NonFinite, Regions, SwitchRule,

@@ -13,7 +13,7 @@ pub mod bootstrap {
 }
 
 pub mod comm {
-    pub use crate::comm::{last_level_cache_bytes, price_host};
+    pub use crate::comm::{findings_host, last_level_cache_bytes};
 }
 
 pub mod config {

@@ -8,7 +8,7 @@ use crate::memory::RegionKey;
 use crate::transport::Address;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Longest contact: an address, some keys, the rank's cores and prices.
+/// Longest contact: an address, some keys, the rank's cores and findings.
 pub(super) const CONTACT_BYTES_MAX: usize = 4096;
 
 /// Where the fields lie; the address of the transport begins at the last.
@@ -29,8 +29,8 @@ pub struct RankContact {
     pub cores: Cores,
     /// How its engine is reached.
     pub engine: Contact,
-    /// The prices by which all choose, of rank 0; empty of the others.
-    pub prices: Vec<u8>,
+    /// Rank 0's findings, by which all ranks choose; empty of the other ranks.
+    pub findings: Vec<u8>,
 }
 
 impl RankContact {
@@ -41,7 +41,7 @@ impl RankContact {
             IpAddr::V6(ip) => ip,
         };
         let address = &self.engine.address.0;
-        let mut bytes = Vec::with_capacity(ADDRESS_AT + address.len() + self.prices.len());
+        let mut bytes = Vec::with_capacity(ADDRESS_AT + address.len() + self.findings.len());
         bytes.extend(self.host.0.to_le_bytes());
         bytes.extend(place.octets());
         bytes.extend(self.cores.0);
@@ -49,7 +49,7 @@ impl RankContact {
         bytes.extend(self.engine.window_key.0.to_le_bytes());
         bytes.extend((address.len() as u32).to_le_bytes());
         bytes.extend(address);
-        bytes.extend(&self.prices);
+        bytes.extend(&self.findings);
         bytes
     }
 
@@ -63,7 +63,7 @@ impl RankContact {
         };
         let (fixed, rest) = bytes.split_at_checked(ADDRESS_AT).ok_or_else(malformed)?;
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| fixed[at + i]));
-        let (address, prices) = rest
+        let (address, findings) = rest
             .split_at_checked(word(ADDRESS_BYTES_AT) as usize)
             .ok_or_else(malformed)?;
         let place: [u8; 16] = std::array::from_fn(|i| fixed[PLACE_AT + i]);
@@ -76,7 +76,7 @@ impl RankContact {
                 control_key: RegionKey(word(KEYS_AT)),
                 window_key: RegionKey(word(KEYS_AT + 4)),
             },
-            prices: prices.to_vec(),
+            findings: findings.to_vec(),
         })
     }
 }
@@ -97,7 +97,7 @@ mod tests {
                     control_key: RegionKey(1),
                     window_key: RegionKey(u32::MAX),
                 },
-                prices: b"prices".to_vec(),
+                findings: b"findings".to_vec(),
             };
             let bytes = contact.emit();
             assert_eq!(RankContact::parse(&bytes).unwrap(), contact);
@@ -105,7 +105,7 @@ mod tests {
                 assert!(RankContact::parse(&bytes[..length]).is_err(), "{length}");
             }
             let least = RankContact::parse(&bytes[..ADDRESS_AT + 4]).unwrap();
-            assert!(least.prices.is_empty());
+            assert!(least.findings.is_empty());
         }
     }
 }

@@ -109,10 +109,10 @@ impl<'a> Call<'a> {
 
     /// A group of sends and receives that proceed together: they cannot deadlock, in whatever order
     /// they are given. The n-th send to a rank meets that rank's n-th receive from this one.
-    pub fn send_recv(dtype: DataType, transfers: &'a [Transfer]) -> Call<'a> {
+    pub fn send_recv(transfers: &'a [Transfer]) -> Call<'a> {
         Call {
             transfers,
-            ..Call::new(Collective::SendRecv, dtype, 0)
+            ..Call::new(Collective::SendRecv, DataType::U8, 0)
         }
     }
 

@@ -25,7 +25,6 @@ pub(super) struct Checked {
 pub(super) fn check(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<Checked> {
     check_arguments(call, ranks)?;
     if call.collective == Collective::SendRecv {
-        check_transfers(call)?;
         check_own_transfers(call, rank)?;
     }
     let lengths = Lengths::of(call, rank, ranks)?;
@@ -38,19 +37,6 @@ pub(super) fn check(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<Checked> 
         in_place,
         uses: uses_of(call, &lengths, in_place),
     })
-}
-
-fn check_transfers(call: &Call<'_>) -> Result<()> {
-    for (index, transfer) in call.transfers.iter().enumerate() {
-        let bytes = transfer.buffer.len_bytes();
-        if !bytes.is_multiple_of(call.dtype.size_bytes()) {
-            return Err(Error::invalid(format!(
-                "transfer {index} has {bytes} bytes, which is no whole number of {}",
-                call.dtype
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// What a rank sends to itself is copied from one buffer to another, so both must have one length.

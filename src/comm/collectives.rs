@@ -5,7 +5,7 @@ use super::call::{Call, Transfer};
 use super::lend::{Input, Lent, Output};
 use crate::error::{Error, Result};
 use crate::memory::{Element, abort_on_unwind};
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::{Collective, Rank, ReduceOp};
 
 /// Blocking collectives. All ranks call the same ones in the same order, with equal lengths,
 /// operators and roots. Where a buffer has one block for each rank, the blocks lie one after
@@ -254,7 +254,7 @@ impl Communicator {
         }];
         self.run_lent(Call {
             borrows: true,
-            ..Call::send_recv(DataType::U8, &transfers)
+            ..Call::send_recv(&transfers)
         })
     }
 

@@ -8,7 +8,7 @@ use super::plans::Plans;
 use super::progress::{ProgressChoice, ProgressThread};
 use super::ranges::{Garbage, Ranges};
 use super::say::say;
-use super::{fetching, host, prices};
+use super::{fetching, findings, host};
 use crate::bootstrap::{self, Cores, HostIdentity, RankContact};
 use crate::config::{Config, CrossMemory};
 use crate::cost::{self, Models};
@@ -67,7 +67,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let engine = Engine::new(provider, rank, ranks, of_engine, host)?;
     let mut of_rank_0 = Vec::new();
     if rank == 0 {
-        let (models, complaint) = prices::read_prices(&config.prices);
+        let (models, complaint) = findings::read_findings(&config.findings);
         complaint.iter().for_each(|complaint| say(complaint));
         of_rank_0 = cost::emit_bytes(&models);
     }
@@ -76,7 +76,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
         place: (config.tcp.addresses.first().copied()).unwrap_or(Ipv4Addr::LOCALHOST.into()),
         cores: Cores::own(),
         engine: engine.contact(),
-        prices: of_rank_0,
+        findings: of_rank_0,
     };
     Ok((engine, contact.emit()))
 }
@@ -92,7 +92,7 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
         identities.push((contact.host, contact.cores));
         places.push(contact.place);
         if models.is_none() {
-            models = Some(cost::parse_bytes(&contact.prices)?.0);
+            models = Some(cost::parse_bytes(&contact.findings)?.0);
         }
         parsed.push(contact.engine);
     }

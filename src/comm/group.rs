@@ -5,7 +5,7 @@ use super::call::{Call, Transfer};
 use super::{Communicator, Operation};
 use crate::error::Result;
 use crate::memory::Element;
-use crate::types::{DataType, Rank};
+use crate::types::Rank;
 
 /// Sends and receives that are started together, so that they cannot deadlock, in whatever order
 /// they are given. A group is like the calls between ncclGroupStart and ncclGroupEnd. Made by
@@ -92,7 +92,7 @@ impl Group<'_> {
     fn call(&self) -> Call<'_> {
         Call {
             borrows: true,
-            ..Call::send_recv(DataType::U8, &self.transfers)
+            ..Call::send_recv(&self.transfers)
         }
     }
 }

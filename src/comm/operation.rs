@@ -197,7 +197,8 @@ impl Operation {
 
     /// Cancels the operation, which fails the communicator on all ranks.
     pub fn cancel(self) -> Result<()> {
-        self.driving()?.cancel(self.task)
+        self.driving()?.cancel(self.task);
+        Ok(())
     }
 }
 

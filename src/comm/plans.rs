@@ -283,8 +283,8 @@ impl Plans {
 
     fn choose(&self, call: &Call, request: &Request, registered: bool) -> Choice {
         let available = self.available_if(registered);
-        let prices = (&self.model, &self.findings[..]);
-        collective::choose(request, bytes_of(call), prices, &available)
+        let known = (&self.model, &self.findings[..]);
+        collective::choose(request, bytes_of(call), known, &available)
     }
 
     fn available_if(&self, registered: bool) -> Available {

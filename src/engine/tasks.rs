@@ -126,7 +126,7 @@ impl Engine {
     }
 
     /// Fails the communicator everywhere because this task is not wanted any more.
-    pub fn cancel(&mut self, id: TaskId) -> Result<()> {
+    pub fn cancel(&mut self, id: TaskId) {
         if self.result(id).is_none() {
             let operation = self.tasks[id.index].describe();
             self.fail(
@@ -137,7 +137,6 @@ impl Engine {
                 true,
             );
         }
-        Ok(())
     }
 
     pub(super) fn end_task(&mut self, index: usize, result: Result<()>) {

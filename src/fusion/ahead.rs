@@ -24,11 +24,6 @@ impl Ahead {
         }
     }
 
-    /// Whether nothing is packed.
-    pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty()
-    }
-
     /// The packed tensors, in order, without gaps between them.
     pub fn tensors(&self) -> &[u32] {
         &self.tensors

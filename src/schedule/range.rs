@@ -208,18 +208,6 @@ impl Range {
         (start - self.origin.position(count.count), len)
     }
 
-    /// First element inside the buffer.
-    #[inline]
-    pub fn start(&self, count: &Count<'_>) -> u64 {
-        let start = match self.extent {
-            Extent::Blocks {
-                first, of, times, ..
-            } => Point::new(first, of, times).position(count.count),
-            Extent::Slots { offset, .. } => count.slots[offset as usize],
-        };
-        start - self.origin.position(count.count)
-    }
-
     /// Whether its first element is the buffer's, for every count (never wrongly true).
     fn begins_its_buffer(&self) -> bool {
         match self.extent.bounds() {

@@ -9,29 +9,21 @@ use super::options::Balance;
 use crate::error::Result;
 use crate::types::Rank;
 
-/// Whether these sizes are spread before they are gathered; by cost, with the default prices.
-pub fn is_unbalanced(sizes: &[u64], rule: Balance) -> bool {
+/// Whether these sizes are spread before they are gathered; `prices` are those of the links.
+pub fn is_to_spread(sizes: &[u64], rule: Balance, prices: Prices) -> bool {
     let p = sizes.len() as u128;
     let most = u128::from(sizes.iter().copied().max().unwrap_or(0));
     let total: u128 = sizes.iter().map(|s| u128::from(*s)).sum();
     // most > t * total / p, in whole numbers.
     match rule {
         Balance::Never => false,
-        Balance::Cost => is_spreading_cheaper(sizes, Prices::default()),
+        Balance::Cost => is_spreading_cheaper(sizes, prices),
         Balance::Always => p > 1 && total > 0,
         Balance::Paper => most * p > 4 * total,
         Balance::Auto if p <= 2 => false,
         // t = 3p/4 where that is below 4, that is for p <= 5.
         Balance::Auto if 3 * p < 16 => 4 * most > 3 * total,
         Balance::Auto => most * p > 4 * total,
-    }
-}
-
-/// As [`is_unbalanced`], by the prices of the links where the rule is [`Balance::Cost`].
-pub(super) fn is_to_spread(sizes: &[u64], rule: Balance, prices: Prices) -> bool {
-    match rule {
-        Balance::Cost => is_spreading_cheaper(sizes, prices),
-        _ => is_unbalanced(sizes, rule),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::rdma::{self, Rdma};
 use crate::system::{self, Cache};
 use clap::Args;
-use linerate::options::{CrossMemory, PriceList};
+use linerate::options::{CrossMemory, FindingsFrom};
 use linerate::{Config, Progress};
 use linerate_job::ending::{self, FAILED};
 use linerate_job::{output, settings};
@@ -287,9 +287,9 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
         Progress::Thread => "thread",
         Progress::Inline => "inline",
     };
-    let prices = match &config.prices {
-        PriceList::BuiltIn => "off".into(),
-        PriceList::Cached(path) | PriceList::Named(path) => path.display().to_string(),
+    let findings = match &config.findings {
+        FindingsFrom::BuiltIn => "off".into(),
+        FindingsFrom::Cached(path) | FindingsFrom::Named(path) => path.display().to_string(),
     };
     BTreeMap::from([
         ("LINERATE_TIMEOUT", config.timeout.as_secs_f64().to_string()),
@@ -319,7 +319,7 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
             "LINERATE_DEBUG",
             if config.debug { "info" } else { "off" }.into(),
         ),
-        ("LINERATE_MODEL", prices),
+        ("LINERATE_MODEL", findings),
         ("LINERATE_HOSTID", or_auto(&config.host_id)),
         ("LINERATE_IFNAME", or_auto(&config.job.interfaces)),
         ("LINERATE_TCP_RAILS", config.tcp.rails.to_string()),

@@ -115,7 +115,7 @@ impl Carrier {
                 buffer: self.received.part(offset, bytes as usize),
             });
         }
-        let call = Call::send_recv(DataType::U8, &transfers);
+        let call = Call::send_recv(&transfers);
         Ok(self.comm.start(&call)?)
     }
 

@@ -4,7 +4,7 @@ use super::cases;
 use super::job::Job;
 use super::memory;
 use crate::prng::Prng;
-use crate::sparse::balance::is_unbalanced;
+use crate::sparse::balance::is_to_spread;
 use crate::sparse::{
     Algorithm, Balance, DsaVariant, Finished, IndexFormat, Machine, Mode, NonFinite, OkTopkState,
     Phase, Regions, SparseOptions, Step, Stream, SwitchRule, ValueFormat, build_plan,
@@ -188,6 +188,8 @@ fn the_lower_bound_is_reached_where_everybody_picks_in_its_own_region() {
 
 #[test]
 fn balancing_fires_above_the_threshold_only() {
+    let is_unbalanced =
+        |sizes: &[u64], rule| is_to_spread(sizes, rule, crate::sparse::Prices::default());
     assert!(is_unbalanced(&[31, 0, 0, 9], Balance::Auto));
     assert!(!is_unbalanced(&[30, 0, 0, 10], Balance::Auto));
     assert!(!is_unbalanced(&[9, 0], Balance::Auto));

@@ -10,7 +10,7 @@ use crate::bench::args::Memory;
 use crate::bench::gather_facts;
 use crate::bench::plan::build_plan;
 use crate::bench::slots::Arenas;
-use linerate::options::PriceList;
+use linerate::options::FindingsFrom;
 use linerate::unstable::cost::{self, FINDINGS_MAX, Finding, Models};
 use linerate::{Collective, Communicator, Config, Result};
 use linerate_job::ending::{self, FAILED};
@@ -95,9 +95,9 @@ pub fn run(args: &ExplainArgs, is_rank: bool) -> ExitCode {
 }
 
 fn place(config: &Config) -> std::result::Result<&PathBuf, String> {
-    match &config.prices {
-        PriceList::Cached(path) | PriceList::Named(path) => Ok(path),
-        PriceList::BuiltIn => Err(
+    match &config.findings {
+        FindingsFrom::Cached(path) | FindingsFrom::Named(path) => Ok(path),
+        FindingsFrom::BuiltIn => Err(
             "--calibrate has no place for the findings: LINERATE_MODEL=FILE, or HOME or XDG_CACHE_HOME".into(),
         ),
     }
@@ -106,7 +106,7 @@ fn place(config: &Config) -> std::result::Result<&PathBuf, String> {
 fn calibrate(args: &ExplainArgs, samples: &Path) -> std::result::Result<(), String> {
     let facts = gather_facts()?;
     let place = place(&facts.config)?;
-    let host = linerate::unstable::comm::price_host();
+    let host = linerate::unstable::comm::findings_host();
     let stored = std::fs::read_to_string(place).unwrap_or_default();
     let jobs = measure_host(args, samples)?;
     let (crowded, apart): (Vec<Timed>, Vec<Timed>) = least(&jobs)?

@@ -18,7 +18,7 @@ use crate::bench::layout::{Placement, has_in_place};
 use crate::bench::link::LinkArgs;
 use crate::bench::plan::{Facts, Plan, build_plan};
 use clap::Args;
-use linerate::options::PriceList;
+use linerate::options::FindingsFrom;
 use linerate::unstable::cost;
 use linerate::{Collective, Config};
 use linerate_job::ending::{self, FAILED};
@@ -139,11 +139,11 @@ fn as_bench(args: &ExplainArgs, collective: Collective, memory: Memory) -> Bench
 
 /// What the choice is made by: a file of findings, or what is built in.
 fn describe_prices(config: &Config) -> String {
-    let (PriceList::Cached(path) | PriceList::Named(path)) = &config.prices else {
+    let (FindingsFrom::Cached(path) | FindingsFrom::Named(path)) = &config.findings else {
         return "built in".into();
     };
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    match cost::parse(&text, &linerate::unstable::comm::price_host()) {
+    match cost::parse(&text, &linerate::unstable::comm::findings_host()) {
         Ok(Some(_)) => path.display().to_string(),
         _ => format!("built in ({} has none for this host)", path.display()),
     }

@@ -23,7 +23,7 @@ fn without_signals(name: &str) -> PathBuf {
         ..Models::BUILT_IN
     };
     let file = scratch(name).join("model");
-    let host = linerate::unstable::comm::price_host();
+    let host = linerate::unstable::comm::findings_host();
     std::fs::write(&file, cost::emit("", &host, &models)).unwrap();
     file
 }
@@ -175,7 +175,7 @@ fn stored_prices_decide_and_those_of_rank_0_are_everyones() {
 #[test]
 fn damaged_prices_are_told_once_and_not_used() {
     let file = scratch("damaged").join("model");
-    let host = linerate::unstable::comm::price_host();
+    let host = linerate::unstable::comm::findings_host();
     std::fs::write(&file, format!("[{host}]\napart call one\n")).unwrap();
     let mut command = linerate("explain allreduce -b 8 -e 8 --no-measure");
     let output = command.env("LINERATE_MODEL", &file).output().unwrap();
@@ -200,7 +200,7 @@ fn calibration_stores_prices_for_this_host_and_keeps_others() {
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("faster than the cheapest"), "{stdout}");
     let text = std::fs::read_to_string(&file).unwrap();
-    let host = linerate::unstable::comm::price_host();
+    let host = linerate::unstable::comm::findings_host();
     let stored = cost::parse(&text, &host).unwrap().unwrap();
     assert!(stored.findings.iter().all(|finding| finding.ranks == 3));
     assert_eq!(

@@ -4,7 +4,7 @@
 //! A bad file never fails the job. Then one line on standard error says what is wrong, and choices
 //! are made by the built-in findings.
 
-use crate::config::PriceList;
+use crate::config::FindingsFrom;
 use crate::cost::{self, Models};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -13,11 +13,11 @@ use std::path::Path;
 const CPUINFO: &str = "/proc/cpuinfo";
 
 /// The prices and findings to use, and a complaint if the stored findings cannot be used.
-pub(super) fn read_prices(list: &PriceList) -> (Models, Option<String>) {
+pub(super) fn read_findings(list: &FindingsFrom) -> (Models, Option<String>) {
     let (path, is_asked_for) = match list {
-        PriceList::BuiltIn => return (Models::BUILT_IN, None),
-        PriceList::Cached(path) => (path, false),
-        PriceList::Named(path) => (path, true),
+        FindingsFrom::BuiltIn => return (Models::BUILT_IN, None),
+        FindingsFrom::Cached(path) => (path, false),
+        FindingsFrom::Named(path) => (path, true),
     };
     match read(path, is_asked_for) {
         Ok(models) => (models.unwrap_or(Models::BUILT_IN), None),
@@ -52,34 +52,34 @@ mod tests {
 
     #[test]
     fn a_file_is_used_ignored_or_complained_about() {
-        let folder = std::env::temp_dir().join(format!("linerate-prices-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("linerate-findings-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let file = folder.join("model");
         let mut stored = Models::BUILT_IN;
         stored.findings = vec!["apart reduce 2 caller 8 tree".parse().unwrap()].into();
-        let read = |list: PriceList| read_prices(&list);
+        let read = |list: FindingsFrom| read_findings(&list);
 
         assert_eq!(
-            read(PriceList::Cached(file.clone())),
+            read(FindingsFrom::Cached(file.clone())),
             (Models::BUILT_IN, None)
         );
-        let (models, text) = read(PriceList::Named(file.clone()));
+        let (models, text) = read(FindingsFrom::Named(file.clone()));
         assert_eq!(models, Models::BUILT_IN);
         assert!(text.unwrap().contains("LINERATE_MODEL=off"));
 
         std::fs::write(&file, cost::emit("", &host(), &stored)).unwrap();
         assert_eq!(
-            read(PriceList::Cached(file.clone())),
+            read(FindingsFrom::Cached(file.clone())),
             (stored.clone(), None)
         );
         std::fs::write(&file, cost::emit("", "another host", &stored)).unwrap();
         assert_eq!(
-            read(PriceList::Named(file.clone())),
+            read(FindingsFrom::Named(file.clone())),
             (Models::BUILT_IN, None)
         );
 
         std::fs::write(&file, format!("[{}]\ngarbage", host())).unwrap();
-        let (models, text) = read(PriceList::Cached(file.clone()));
+        let (models, text) = read(FindingsFrom::Cached(file.clone()));
         assert_eq!(models, Models::BUILT_IN);
         assert!(text.unwrap().contains("the line 'garbage'"));
         std::fs::remove_dir_all(&folder).unwrap();
