@@ -280,6 +280,12 @@ fn findings_from(lookup: &impl Fn(&str) -> Option<String>) -> FindingsFrom {
     }
 }
 
+/// The time, if an operation may wait so long.
+pub(crate) fn checked_timeout(timeout: Duration) -> Result<Duration> {
+    field::check_timeout("the timeout of an operation", timeout)?;
+    Ok(timeout)
+}
+
 /// Seconds as a decimal number above zero.
 pub fn parse_timeout(name: &str, text: &str) -> Result<Duration> {
     let seconds = text.parse().ok();

@@ -63,6 +63,7 @@ pub(super) fn bind(
         prepared: plan.prepared,
         fallback: plan.fallback,
         slots,
+        timeout: call.timeout,
         others: call.transfers.iter().map(|t| t.buffer.view()).collect(),
         keep: [
             call.input.and_then(|buffer| buffer.keep(input)),

@@ -6,9 +6,11 @@ use super::call::Call;
 use super::plans::Explanation;
 use super::raw::RawBuffer;
 use super::{Communicator, Operation};
+use crate::config::checked_timeout;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
+use std::time::Duration;
 
 /// A collective with options: its element type is a value, and it may name an algorithm. Made by
 /// [`Communicator::collective`].
@@ -26,6 +28,7 @@ pub struct CollectiveBuilder<'a> {
     send_counts: Vec<u64>,
     receive_counts: Vec<u64>,
     algorithm: Option<String>,
+    timeout: Option<Duration>,
 }
 
 impl Communicator {
@@ -61,6 +64,7 @@ impl Communicator {
             send_counts: Vec::new(),
             receive_counts: Vec::new(),
             algorithm: None,
+            timeout: None,
         }
     }
 }
@@ -113,6 +117,13 @@ impl CollectiveBuilder<'_> {
         self
     }
 
+    /// How long this one may make no progress before the communicator fails, instead of its
+    /// timeout ([`Communicator::set_timeout`]). Each rank goes by its own.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// Runs it and waits for its end.
     ///
     /// # Errors
@@ -158,6 +169,7 @@ impl CollectiveBuilder<'_> {
             send_counts: &self.send_counts,
             receive_counts: &self.receive_counts,
             algorithm: self.algorithm.as_deref(),
+            timeout: self.timeout.map(checked_timeout).transpose()?,
             borrows: true,
             ..Call::new(self.collective, self.dtype, self.count)
         })

@@ -2,6 +2,7 @@
 
 use super::raw::RawBuffer;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
+use std::time::Duration;
 
 /// Arguments of one operation. Layouts are those of NCCL; [`Collective`] says what `count` means.
 /// The addresses of the buffers tell whether the operation is in place. An all-to-allv has no
@@ -33,6 +34,8 @@ pub struct Call<'a> {
     pub transfers: &'a [Transfer],
     /// Name of the algorithm, the same on all ranks; `None`: the cost model chooses.
     pub algorithm: Option<&'a str>,
+    /// How long it may make no progress; `None`: as long as the communicator's timeout says.
+    pub timeout: Option<Duration>,
     /// Whether starting the call borrows its memory. If not, the caller has borrowed it already, or
     /// it is memory that users cannot name.
     pub borrows: bool,
@@ -82,6 +85,7 @@ impl<'a> Call<'a> {
             receive_counts: &[],
             transfers: &[],
             algorithm: None,
+            timeout: None,
             borrows: false,
         }
     }

@@ -5,7 +5,7 @@ use super::driving::Driving;
 use super::progress::ProgressChoice;
 use super::ranges::Ranges;
 use super::raw::RawBuffer;
-use crate::config::Config;
+use crate::config::{Config, checked_timeout};
 use crate::error::{Error, Result};
 use crate::memory::{Element, ProcessOwned, Region};
 use crate::types::Rank;
@@ -130,6 +130,28 @@ impl Communicator {
             driving.garbage.clone(),
             &self.inner.ranges,
         ))
+    }
+
+    /// Sets how long an operation of this communicator may make no progress before the communicator
+    /// fails on all ranks, with an error that names the missing ranks. It holds for operations under
+    /// way, too. [`Config::timeout`] is the value until then; rebuilding and leaving always go by
+    /// that. From any thread; each rank goes by its own value.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config};
+    /// use std::time::Duration;
+    /// let communicator = Communicator::join(0, 1, "a job in a hurry", Config::default())?;
+    /// communicator.set_timeout(Duration::from_secs(5))?;
+    /// communicator.barrier()?;
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: zero, or more than three decades; [`Error::Forked`].
+    pub fn set_timeout(&self, timeout: Duration) -> Result<()> {
+        let timeout = checked_timeout(timeout)?;
+        self.driving()?.engine().set_timeout(timeout);
+        Ok(())
     }
 
     /// Fails the communicator on all ranks. Threads that wait on it, on this rank and on others,

@@ -3,9 +3,11 @@
 use super::buffer::Buffer;
 use super::call::{Call, Transfer};
 use super::{Communicator, Operation};
+use crate::config::checked_timeout;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::types::Rank;
+use std::time::Duration;
 
 /// Sends and receives that are started together, so that they cannot deadlock, in whatever order
 /// they are given. A group is like the calls between ncclGroupStart and ncclGroupEnd. Made by
@@ -14,6 +16,7 @@ use crate::types::Rank;
 pub struct Group<'a> {
     communicator: &'a Communicator,
     transfers: Vec<Transfer>,
+    timeout: Option<Duration>,
 }
 
 impl Communicator {
@@ -48,6 +51,7 @@ impl Communicator {
         Group {
             communicator: self,
             transfers: Vec::new(),
+            timeout: None,
         }
     }
 }
@@ -61,6 +65,13 @@ impl Group<'_> {
     /// Adds a receive of as many elements as `buffer` has from rank `peer`.
     pub fn recv<T: Element>(self, buffer: &Buffer<T>, peer: Rank) -> Self {
         self.with(buffer, peer, false)
+    }
+
+    /// How long the group may make no progress before the communicator fails, instead of its
+    /// timeout ([`Communicator::set_timeout`]). Each rank goes by its own.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
     }
 
     fn with<T: Element>(mut self, buffer: &Buffer<T>, peer: Rank, is_send: bool) -> Self {
@@ -81,18 +92,19 @@ impl Group<'_> {
     /// something else uses a buffer, for example another transfer of this group; any failure of the
     /// communicator.
     pub fn start(self) -> Result<Operation> {
-        self.communicator.start_and_overlap(&self.call())
+        self.communicator.start_and_overlap(&self.call()?)
     }
 
     /// Starts all transfers and waits until all have ended. Errors: as [`Group::start`].
     pub fn run(self) -> Result<()> {
-        self.communicator.run(&self.call())
+        self.communicator.run(&self.call()?)
     }
 
-    fn call(&self) -> Call<'_> {
-        Call {
+    fn call(&self) -> Result<Call<'_>> {
+        Ok(Call {
             borrows: true,
+            timeout: self.timeout.map(checked_timeout).transpose()?,
             ..Call::send_recv(&self.transfers)
-        }
+        })
     }
 }

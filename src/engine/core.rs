@@ -144,6 +144,11 @@ impl Engine {
         &self.config
     }
 
+    /// Sets how long an operation may make no progress, unless the operation says so itself.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.config.timeout = timeout;
+    }
+
     /// The transport.
     pub fn transport(&mut self) -> &mut dyn Transport {
         self.driver.links.transport.as_mut()

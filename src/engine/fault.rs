@@ -10,6 +10,7 @@ use super::core::Engine;
 use super::news::{error_of, message_of};
 use super::signature::Signature;
 use super::suspect::{Answer, Suspect, name_ranks};
+use super::task::Task;
 use crate::error::Error;
 use crate::time::Time;
 use crate::transport::{Completion, Outcome};
@@ -248,11 +249,17 @@ impl Engine {
             }
             return;
         }
-        if let Some(task) = self.find_silent(now, self.config.timeout) {
+        if let Some(task) = self.find_silent(now, |task| self.timeout_of(task)) {
             self.ask(Some(task), self.tasks[task].last_moved, now);
-        } else if let Some(task) = self.find_silent(now, COMPARE_AFTER) {
+        } else if let Some(task) = self.find_silent(now, |_| COMPARE_AFTER) {
             self.compare(task);
         }
+    }
+
+    /// How long an operation may make no progress.
+    fn timeout_of(&self, task: &Task) -> Duration {
+        let own = task.call.as_ref().and_then(|call| call.timeout);
+        own.unwrap_or(self.config.timeout)
     }
 
     /// Whether every peer has answered, or has had the time to.
@@ -351,7 +358,7 @@ impl Engine {
 
     /// The first operation that has made no progress for `time`. Later ones may have to wait for
     /// earlier ones, so they are not silent while one of those moves.
-    fn find_silent(&self, now: Time, time: Duration) -> Option<usize> {
+    fn find_silent(&self, now: Time, time: impl Fn(&Task) -> Duration) -> Option<usize> {
         let rounds = self.rounds.all();
         let mut last_moved = Time::default();
         let mut tasks = rounds
@@ -360,7 +367,7 @@ impl Engine {
         tasks.find(|&index| {
             let task = &self.tasks[index];
             last_moved = last_moved.max(task.last_moved);
-            task.is_running() && now.since(last_moved) > time
+            task.is_running() && now.since(last_moved) > time(task)
         })
     }
 
@@ -396,13 +403,16 @@ impl Engine {
         for peer in self.driver.links.others() {
             self.driver.links.send_control(peer, &query);
         }
+        let waited = task.map_or(self.config.timeout, |task| {
+            self.timeout_of(&self.tasks[task])
+        });
         self.suspect = Some(Suspect {
             task,
             since,
             sequence,
             is_numbered: numbered.is_some(),
-            waited: self.config.timeout,
-            deadline: now.after(ANSWER_TIME_MAX.min(self.config.timeout)),
+            waited,
+            deadline: now.after(ANSWER_TIME_MAX.min(waited)),
             answers: vec![None; self.ranks() as usize],
         });
     }

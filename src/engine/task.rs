@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Names a task for its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub struct TaskCall {
     pub slots: Cow<'static, [u64]>,
     /// The buffers of a group's transfers.
     pub others: Vec<View>,
+    /// How long it may make no progress, if not as long as others of the engine.
+    pub timeout: Option<Duration>,
     /// Input and output, kept and borrowed until the task has ended.
     pub keep: [Option<Kept>; 2],
     /// The buffers of a group's transfers, kept and borrowed until the task has ended.

@@ -81,6 +81,7 @@ impl Job {
             output: self.outputs[rank as usize].view(),
         };
         let call = TaskCall {
+            timeout: None,
             arguments,
             prepared: Arc::new(Prepared::new(schedule, 0, false)),
             fallback: None,

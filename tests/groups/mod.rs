@@ -7,6 +7,7 @@
 mod queue;
 mod random;
 mod repeats;
+mod timeouts;
 mod traffic;
 
 use crate::threads::on_threads;

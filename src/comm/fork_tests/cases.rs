@@ -36,7 +36,13 @@ pub(super) fn cases(held: &mut Held) -> Vec<Case> {
 fn of_communicator(held: &mut Held) -> Vec<Case> {
     let Held { comm, small, .. } = held;
     let other = 1 - comm.rank();
-    let both = || comm.group().send(&*small, other).recv(&*small, other);
+    let limit = Duration::from_secs(9);
+    let both = || {
+        comm.group()
+            .send(&*small, other)
+            .recv(&*small, other)
+            .timeout(limit)
+    };
     comm.abort("a child must not be heard");
     vec![
         ("Communicator::abort", true),
@@ -60,7 +66,12 @@ fn of_communicator(held: &mut Held) -> Vec<Case> {
             "Communicator::transport_counts",
             comm.transport_counts().is_empty(),
         ),
+        (
+            "Communicator::set_timeout",
+            is_refused(comm.set_timeout(Duration::from_secs(9))),
+        ),
         ("Communicator::group", true),
+        ("Group::timeout", true),
         ("Group::send", true),
         ("Group::recv", true),
         ("Group::start", is_refused(both().start())),
@@ -87,12 +98,16 @@ fn of_builder(held: &mut Held) -> Vec<Case> {
     let collective = (held.comm).collective(Collective::AllReduce, DataType::F32, 4);
     let made = collective.op(ReduceOp::Sum).root(0).algorithm("ring");
     let made = made.send_counts(&[]).receive_counts(&[]);
-    let made = made.input(&held.small).output(&held.small);
+    let made = made
+        .timeout(Duration::from_secs(9))
+        .input(&held.small)
+        .output(&held.small);
     vec![
         ("Communicator::collective", true),
         ("CollectiveBuilder::op", true),
         ("CollectiveBuilder::root", true),
         ("CollectiveBuilder::algorithm", true),
+        ("CollectiveBuilder::timeout", true),
         ("CollectiveBuilder::send_counts", true),
         ("CollectiveBuilder::receive_counts", true),
         ("CollectiveBuilder::input", true),
