@@ -155,4 +155,4 @@ pub use fusion::{FusionOptions, TensorSpec};
 pub use memory::{BufferMut, BufferRef, Element};
 pub use partial::{PartialOptions, Policy, RankSet};
 pub use sparse::SparseOptions;
-pub use types::{Collective, DataType, Rank, ReduceOp};
+pub use types::{Bool, Collective, DataType, F8E4M3, F8E5M2, Rank, ReduceOp};

@@ -209,8 +209,10 @@ impl Memory {
     }
 }
 
-/// What changes no sum: -0 of floats, since 0 would turn -0 into 0.
+/// What changes no sum: -0 of floats, since 0 would turn -0 into 0. Of complex numbers it is that
+/// of both parts.
 fn fill_neutral(dtype: DataType, view: View) {
+    let dtype = dtype.part();
     if !dtype.is_float() {
         return kernel::fill(view, 0);
     }
@@ -219,7 +221,8 @@ fn fill_neutral(dtype: DataType, view: View) {
         match dtype.size_bytes() {
             8 => kernel::store(view, index, 1u64 << 63),
             4 => kernel::store(view, index, 1u32 << 31),
-            _ => kernel::store(view, index, 1u16 << 15),
+            2 => kernel::store(view, index, 1u16 << 15),
+            _ => kernel::store(view, index, 1u8 << 7),
         }
     }
 }

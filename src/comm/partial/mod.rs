@@ -22,7 +22,7 @@ use super::buffer::Buffer;
 use super::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::memory::{Access, Element, Held, View};
-use crate::partial::{Machine, PartialOptions, RoundReport};
+use crate::partial::{Divisor, Machine, PartialOptions, RoundReport};
 use crate::types::DataType;
 use crate::wait::BackgroundThread;
 use driving::PartialDriving;
@@ -84,7 +84,8 @@ impl PartialAllreduce {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: options out of range, or not the same on all ranks;
+    /// [`Error::InvalidArgument`]: options out of range, or not the same on all ranks, or a divisor
+    /// of truth values, which have no averages (`Divisor::One` gives their or);
     /// [`Error::Exhausted`]: no memory for the snapshots (two per round in flight) and results (as
     /// many as the bound of staleness and the rounds in flight together, and the rounds in flight
     /// again where deaths are survived).
@@ -95,6 +96,12 @@ impl PartialAllreduce {
         options: PartialOptions,
     ) -> Result<PartialAllreduce> {
         options.check(comm.ranks())?;
+        if dtype == DataType::Bool && options.divisor != Divisor::One {
+            return Err(Error::invalid(format!(
+                "PartialOptions: divisor is {:?}, and bool has no averages: use Divisor::One",
+                options.divisor
+            )));
+        }
         let comm = comm.duplicate_apart()?;
         let all = comm.gather_words(&[options.fingerprint(dtype, count)])?;
         if let Some(rank) = all.iter().position(|&word| word != all[0]) {

@@ -48,7 +48,7 @@ fn reduce_f32(data: &Data, elements: u64) -> Vec<f32> {
             ReduceOp::Max => inputs.fold(f32::NEG_INFINITY, f32::max),
             ReduceOp::Avg => inputs.sum::<f32>() / data.ranks as f32,
             ReduceOp::PremulSum(factor) => inputs.map(|x| x * factor as f32).sum(),
-            ReduceOp::BitAnd => inputs.next().unwrap(),
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => unreachable!("of integers"),
         }
     };
     (0..elements).map(value).collect()
