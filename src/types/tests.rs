@@ -130,6 +130,9 @@ impl Format {
 
     /// The bits of the nearest magnitude, of two equally near ones the even one.
     fn nearest(&self, value: f64) -> u8 {
+        if value >= self.magnitude(self.greatest + 1) {
+            return self.overflow;
+        }
         let distance = |bits: u8| (self.magnitude(bits) - value).abs();
         let all = 0..=self.greatest + 1;
         let nearest = all.min_by(|a, b| {

@@ -1,7 +1,8 @@
 //! Floats of 8 bits, for which AVX2 has no conversion: plain loops over blocks of elements, which
 //! the compiler turns into vector code.
 //!
-//! With two sources it does X GB/s and the scalar code Y (Sapphire Rapids, sums of e4m3).
+//! Sums of two sources of e4m3 went at 1.0 GB/s and by the scalar code at 0.24, with minima it was
+//! 0.87 and 0.22 (Intel Xeon, shared, in the second-level cache).
 
 use super::compiled::Compiled;
 use super::x86::Scale;
