@@ -220,7 +220,8 @@ impl FromStr for DataType {
 /// | `BitXor` | - | bitwise exclusive or | exclusive or | - |
 ///
 /// A collective with an operator that its type does not have is an error that names those that it
-/// has. With one rank nothing is combined: the result is the input, bit by bit.
+/// has. With one rank nothing is combined: the result is the input, bit by bit (of `PremulSum`,
+/// times the factor).
 ///
 /// Integers wrap. `Min` and `Max` on floats: NaN wins, and -0 is less than +0. `Avg` is a sum that
 /// is divided once, at the end, by the number of ranks (integers truncate toward zero).

@@ -4,15 +4,12 @@ use super::avx2::{self, fold_avx2, scale_avx2};
 use super::avx512::{self, fold_avx512, scale_avx512};
 use super::avx512_bf16::{self, fold_avx512_bf16};
 use super::blocks;
-use super::compiled::Compiled;
+use super::compiled::{Compiled, Scale};
 use super::lane::{And, DivideBy, Keep, Max, Min, Or, Prod, Sum, Xor};
 use crate::kernel::isa::Isa;
 use crate::kernel::reduction::Reduction;
 use crate::memory::View;
 use crate::types::{Combine, DataType, Finish};
-
-/// A compiled multiplication; gives the count of elements that it did.
-pub(super) type Scale = unsafe fn(f64, View, View) -> usize;
 
 /// See [`super::fold_of`].
 pub(super) fn fold_of(reduction: &Reduction) -> Compiled {

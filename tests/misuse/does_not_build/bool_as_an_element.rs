@@ -4,7 +4,7 @@ use linerate::{Bool, Buffer, Communicator, Result};
 fn main() -> Result<()> {
     let communicator = Communicator::from_env()?;
     let truth: Buffer<Bool> = communicator.alloc(8)?;
-    let bytes = communicator.alloc::<bool>(8)?; //~ E0277
-    drop((truth, bytes));
+    let _ = communicator.alloc::<bool>(8)?; //~ E0277
+    drop(truth);
     Ok(())
 }
