@@ -13,10 +13,9 @@ mod prng;
 mod threads;
 
 use job::{TRANSPORTS, all_equal, results};
+use linerate::elements::Bool;
 use linerate::options::{Delivery, Divisor};
-use linerate::{
-    Bool, Communicator, Config, DataType, Error, PartialAllreduce, PartialOptions, Policy,
-};
+use linerate::{Communicator, Config, DataType, Error, PartialAllreduce, PartialOptions, Policy};
 use linerate_children::{end, spawn, start, text};
 use rustix::process::Signal;
 use std::time::Duration;

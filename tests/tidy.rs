@@ -37,7 +37,9 @@ const LAYERS: [&[&str]; 15] = [
     &["bootstrap"],
     &["comm"],
     // Never imported, so that nothing may reach through the crate's root.
-    &["lib", "guide", "options", "reports", "sim", "unstable"],
+    &[
+        "lib", "guide", "elements", "options", "reports", "sim", "unstable",
+    ],
 ];
 
 const TOP_LEVEL: [&str; 15] = [

@@ -11,7 +11,8 @@ use std::fmt;
 /// is 0 or 1.
 ///
 /// ```
-/// use linerate::{Bool, Communicator, Config, ReduceOp};
+/// use linerate::elements::Bool;
+/// use linerate::{Communicator, Config, ReduceOp};
 /// let communicator = Communicator::join(0, 1, "a job of truth", Config::default())?;
 /// let found = communicator.alloc::<Bool>(2)?;
 /// found.write(0, &[true.into(), false.into()])?;

@@ -18,7 +18,7 @@ const F32_BIAS: u32 = 127;
 /// bits of exponent and 3 of mantissa, magnitudes from 2^-9 to 448, NaN, no infinities.
 ///
 /// ```
-/// use linerate::F8E4M3;
+/// use linerate::elements::F8E4M3;
 /// assert_eq!(F8E4M3::from_f32(1.06).to_f32(), 1.0);
 /// assert_eq!(F8E4M3::from_f32(464.0).to_f32(), 448.0);
 /// assert!(F8E4M3::from_f32(465.0).is_nan());
@@ -32,7 +32,7 @@ pub struct F8E4M3(u8);
 /// 754.
 ///
 /// ```
-/// use linerate::F8E5M2;
+/// use linerate::elements::F8E5M2;
 /// assert_eq!(F8E5M2::from_f32(1.12).to_f32(), 1.0);
 /// assert_eq!(F8E5M2::from_f32(61439.0).to_f32(), 57344.0);
 /// assert_eq!(F8E5M2::from_f32(61440.0).to_f32(), f32::INFINITY);

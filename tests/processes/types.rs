@@ -4,9 +4,8 @@
 
 use super::network::TCP;
 use super::{cases_of_types, results, spawn};
-use linerate::{
-    Bool, Buffer, Collective, Communicator, DataType, Element, F8E4M3, Operation, ReduceOp,
-};
+use linerate::elements::{Bool, F8E4M3};
+use linerate::{Buffer, Collective, Communicator, DataType, Element, Operation, ReduceOp};
 use num_complex::Complex;
 
 /// Runs the role of this name, if there is one.

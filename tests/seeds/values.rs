@@ -5,9 +5,9 @@
 //! bytes, and complex numbers have the negative of their real part as the imaginary one.
 
 use linerate::collective::{Algorithm, LINE_PAYLOAD_BYTES};
+use linerate::elements::{F8E4M3, F8E5M2};
 use linerate::{
-    Buffer, Collective, Communicator, DataType, F8E4M3, F8E5M2, Group, Operation, Rank, ReduceOp,
-    Result,
+    Buffer, Collective, Communicator, DataType, Group, Operation, Rank, ReduceOp, Result,
 };
 
 /// One collective on one shape.

@@ -1,5 +1,6 @@
 //! A rank may send any byte, and a `bool` has two: `Bool` is the element.
-use linerate::{Bool, Buffer, Communicator, Result};
+use linerate::elements::Bool;
+use linerate::{Buffer, Communicator, Result};
 
 fn main() -> Result<()> {
     let communicator = Communicator::from_env()?;

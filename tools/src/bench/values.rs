@@ -6,8 +6,9 @@
 
 use super::layout::{Segment, Source};
 use half::{bf16, f16};
+use linerate::elements::{Bool, F8E4M3, F8E5M2};
 use linerate::unstable::prng;
-use linerate::{Bool, Buffer, DataType, Element, F8E4M3, F8E5M2, Rank, ReduceOp, Result};
+use linerate::{Buffer, DataType, Element, Rank, ReduceOp, Result};
 use num_complex::Complex;
 
 /// One of each operator.
