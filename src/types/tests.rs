@@ -217,7 +217,7 @@ fn values_that_were_worked_out_by_hand_have_these_bits() {
         (f32::INFINITY, 0x7f, 0x7c),
         (0.001953125, 0x01, 0x18),
         (0.0009765625, 0x00, 0x14),
-        (1.52587890625e-05, 0x00, 0x01),
+        (1.525_878_9e-5, 0x00, 0x01),
         (0.3, 0x2a, 0x35),
     ] {
         assert_eq!(F8E4M3::from_f32(value).to_bits(), e4m3, "{value} as e4m3");

@@ -184,7 +184,7 @@ fn named_methods(comm: &Communicator, empty: &Buffer<Complex<f64>>) {
             }
         }};
     }
-    let (none, mut nowhere) = ([Complex::new(0.0f64, 0.0); 0], [Complex::default(); 0]);
+    let (none, mut nowhere): ([Complex<f64>; 0], [Complex<f64>; 0]) = ([], []);
     match comm.rank() % 2 {
         0 => call_all!(empty, empty),
         _ => call_all!(&none, &mut nowhere),
