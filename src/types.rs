@@ -310,7 +310,7 @@ impl ReduceOp {
         }
     }
 
-    /// Whether the operator exists for the type: the table above.
+    /// Whether the operator exists for the type: see the table of [`ReduceOp`].
     pub const fn is_defined_for(self, dtype: DataType) -> bool {
         let has_bits = !dtype.is_float() && !dtype.is_complex();
         match self {

@@ -187,34 +187,23 @@ macro_rules! number_of_itself {
 }
 number_of_itself!(f32, f64, i8, u8, i16, u16, i32, u32, i64, u64);
 
-macro_rules! number_in_f32 {
-    ($($number:ty),*) => {$(
+macro_rules! number_in {
+    ($wide:ty, $widen:ident, $narrow:ident: $($number:ty),*) => {$(
         impl Number for $number {
-            type Wide = f32;
+            type Wide = $wide;
             #[inline]
-            fn widen(self) -> f32 {
-                self.to_f32()
+            fn widen(self) -> $wide {
+                self.$widen()
             }
             #[inline]
-            fn narrow(wide: f32) -> $number {
-                <$number>::from_f32(wide)
+            fn narrow(wide: $wide) -> $number {
+                <$number>::$narrow(wide)
             }
         }
     )*};
 }
-number_in_f32!(f16, bf16, F8E4M3, F8E5M2);
-
-impl Number for Bool {
-    type Wide = bool;
-    #[inline]
-    fn widen(self) -> bool {
-        self.into()
-    }
-    #[inline]
-    fn narrow(wide: bool) -> Bool {
-        wide.into()
-    }
-}
+number_in!(f32, to_f32, from_f32: f16, bf16, F8E4M3, F8E5M2);
+number_in!(bool, into, from: Bool);
 
 /// Runs an expression with `$number` standing for the Rust type of `$dtype`, or of the parts of a
 /// complex number.
