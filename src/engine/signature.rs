@@ -140,6 +140,21 @@ mod tests {
     }
 
     #[test]
+    fn every_type_operator_and_algorithm_has_a_code_of_its_own() {
+        for dtype in DataType::ALL {
+            for op in [ReduceOp::Sum, ReduceOp::BitOr, ReduceOp::BitXor] {
+                let text = Signature::new(Collective::Reduce, dtype, op, 7, 4, 5).describe();
+                let wanted = format!("reduce of 5 {dtype} ({op}) root 7 by chain");
+                assert_eq!(text, wanted);
+            }
+        }
+        for collective in Collective::ALL {
+            let algorithms = crate::collective::algorithms(collective);
+            assert!(algorithms.len() <= 1 << ALGORITHM_BITS, "{collective}");
+        }
+    }
+
+    #[test]
     fn each_argument_changes_it() {
         let base = |c, d, o, r, a, n| Signature::new(c, d, o, r, a, n);
         let one = base(Collective::Reduce, DataType::F32, ReduceOp::Sum, 0, 0, 5);
