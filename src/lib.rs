@@ -24,9 +24,10 @@
 //!
 //! Read first: [`Communicator`] with its collectives, [`Buffer`], [`Operation`], [`Config`]; then
 //! [`Fusion`], [`SparseAllreduce`] and [`PartialAllreduce`]. `examples/` has a program for each.
-//! What most programs never name lies in modules: [`options`] and [`reports`] have the types of
-//! fields, [`sim`] what a [`Simulation`] is told. Who writes a provider reads [`transport`], and
-//! who writes an algorithm [`schedule`] and [`collective`].
+//! What most programs never name lies in modules: [`elements`] has element types beyond Rust's,
+//! [`options`] and [`reports`] have the types of fields, [`sim`] what a [`Simulation`] is told. Who
+//! writes a provider reads [`transport`], and who writes an algorithm [`schedule`] and
+//! [`collective`].
 //!
 //! The rest of this text is the architecture, for readers of the source: modules without a link are
 //! private, and each says more in its own file.
@@ -69,7 +70,7 @@
 //! | 4 | `engine` | runs schedules on transports |
 //! | 5 | `bootstrap` | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
 //! | 6 | `comm` | what users hold: communicators, buffers, operations, simulations |
-//! | 7 | [`options`], [`reports`], [`sim`] | names of the layers above that users may need |
+//! | 7 | [`elements`], [`options`], [`reports`], [`sim`] | names of the layers above that users may need |
 //! |   | `unstable` | what tools, benches and tests of internals reach; no part of the interface |
 //!
 //! # Invariants
@@ -119,6 +120,7 @@ pub mod collective;
 mod comm;
 mod config;
 mod cost;
+pub mod elements;
 mod engine;
 mod error;
 mod fusion;

@@ -1,7 +1,13 @@
 //! The words of the library: ranks, element types, reduction operators, collectives.
 //!
-//! Plain data only. What an operator does to bytes is in [`crate::kernel`].
+//! Plain data only. What an operator does to bytes is in [`crate::kernel`]. The element types that
+//! Rust does not have are in the files of the folder.
 
+mod boolean;
+mod float8;
+
+pub use boolean::Bool;
+pub use float8::{F8E4M3, F8E5M2};
 use std::fmt;
 use std::str::FromStr;
 
@@ -9,6 +15,26 @@ use std::str::FromStr;
 pub type Rank = u32;
 
 /// Type of one element.
+///
+/// | kind | names | in Rust | operators |
+/// |---|---|---|---|
+/// | floats | `f64 f32` | `f64`, `f32` | sum prod min max avg premulsum |
+/// | | `f16 bf16` | [`half::f16`], [`half::bf16`] | as above |
+/// | | `f8e4m3 f8e5m2` | [`F8E4M3`], [`F8E5M2`] | as above |
+/// | integers | `i8 i16 i32 i64` | `i8` to `i64` | sum prod min max avg bitand bitor bitxor |
+/// | | `u8 u16 u32 u64` | `u8` to `u64` | as above |
+/// | truth values | `bool` | [`Bool`] | sum prod min max bitand bitor bitxor |
+/// | complex numbers | `c64 c128` | [`num_complex::Complex`] | sum avg premulsum |
+///
+/// Everything that moves elements and does not combine them (broadcasts, gathers, scatters,
+/// all-to-alls, sends) works with every type. [`ReduceOp`] says what the operators do.
+///
+/// ```
+/// use linerate::{DataType, ReduceOp};
+/// let dtype: DataType = "float8_e4m3fn".parse().unwrap();
+/// assert_eq!((dtype, dtype.name(), dtype.size_bytes()), (DataType::F8E4M3, "f8e4m3", 1));
+/// assert!(ReduceOp::Avg.is_defined_for(dtype) && !ReduceOp::BitXor.is_defined_for(dtype));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum DataType {
@@ -32,11 +58,27 @@ pub enum DataType {
     I64 = 8,
     /// Unsigned 64-bit integer.
     U64 = 9,
+    /// A truth value in one byte: false is 0, true is any other byte, and 1 in results.
+    Bool = 10,
+    /// Signed 16-bit integer.
+    I16 = 11,
+    /// Unsigned 16-bit integer.
+    U16 = 12,
+    /// 8-bit float with 4 bits of exponent and 3 of mantissa, without infinities (e4m3fn of OCP
+    /// and torch); accumulated in f32 within a step, rounded once per hop.
+    F8E4M3 = 13,
+    /// 8-bit float with 5 bits of exponent and 2 of mantissa; accumulated in f32 within a step,
+    /// rounded once per hop.
+    F8E5M2 = 14,
+    /// Complex number: two [`DataType::F32`], real part first.
+    C64 = 15,
+    /// Complex number: two [`DataType::F64`], real part first.
+    C128 = 16,
 }
 
 impl DataType {
     /// Every type, in the order of their codes.
-    pub const ALL: [DataType; 10] = [
+    pub const ALL: [DataType; 17] = [
         DataType::F64,
         DataType::F32,
         DataType::F16,
@@ -47,24 +89,52 @@ impl DataType {
         DataType::U32,
         DataType::I64,
         DataType::U64,
+        DataType::Bool,
+        DataType::I16,
+        DataType::U16,
+        DataType::F8E4M3,
+        DataType::F8E5M2,
+        DataType::C64,
+        DataType::C128,
     ];
 
-    /// Bytes of one element.
+    /// Bytes of one element: a power of two, at most 16.
     pub const fn size_bytes(self) -> usize {
         match self {
-            DataType::F64 | DataType::I64 | DataType::U64 => 8,
+            DataType::C128 => 16,
+            DataType::F64 | DataType::I64 | DataType::U64 | DataType::C64 => 8,
             DataType::F32 | DataType::I32 | DataType::U32 => 4,
-            DataType::F16 | DataType::Bf16 => 2,
-            DataType::I8 | DataType::U8 => 1,
+            DataType::F16 | DataType::Bf16 | DataType::I16 | DataType::U16 => 2,
+            DataType::I8 | DataType::U8 | DataType::Bool => 1,
+            DataType::F8E4M3 | DataType::F8E5M2 => 1,
         }
     }
 
-    /// Whether values are floating point.
+    /// Whether values are real numbers in floating point.
     pub const fn is_float(self) -> bool {
         matches!(
             self,
-            DataType::F64 | DataType::F32 | DataType::F16 | DataType::Bf16
+            DataType::F64
+                | DataType::F32
+                | DataType::F16
+                | DataType::Bf16
+                | DataType::F8E4M3
+                | DataType::F8E5M2
         )
+    }
+
+    /// Whether values are complex numbers.
+    pub const fn is_complex(self) -> bool {
+        matches!(self, DataType::C64 | DataType::C128)
+    }
+
+    /// The type of the real and of the imaginary part; of a type that is not complex, itself.
+    pub(crate) const fn part(self) -> DataType {
+        match self {
+            DataType::C64 => DataType::F32,
+            DataType::C128 => DataType::F64,
+            real => real,
+        }
     }
 
     /// Short name as flags and tables spell it (`f32`, `bf16`, ...).
@@ -80,6 +150,13 @@ impl DataType {
             DataType::U32 => "u32",
             DataType::I64 => "i64",
             DataType::U64 => "u64",
+            DataType::Bool => "bool",
+            DataType::I16 => "i16",
+            DataType::U16 => "u16",
+            DataType::F8E4M3 => "f8e4m3",
+            DataType::F8E5M2 => "f8e5m2",
+            DataType::C64 => "c64",
+            DataType::C128 => "c128",
         }
     }
 
@@ -98,7 +175,8 @@ impl fmt::Display for DataType {
 impl FromStr for DataType {
     type Err = String;
 
-    /// Accepts our short names and those of nccl-tests (`float`, `half`, `bfloat16`, `int32`, ...).
+    /// Accepts our short names, those of nccl-tests (`float`, `half`, `bfloat16`, `int32`,
+    /// `f8e4m3`, ...) and those of torch (`float8_e4m3fn`, `complex64`, ...).
     fn from_str(text: &str) -> Result<Self, String> {
         let found = match text {
             "f64" | "double" | "float64" => DataType::F64,
@@ -111,10 +189,16 @@ impl FromStr for DataType {
             "u32" | "uint32" => DataType::U32,
             "i64" | "int64" => DataType::I64,
             "u64" | "uint64" => DataType::U64,
+            "bool" => DataType::Bool,
+            "i16" | "int16" => DataType::I16,
+            "u16" | "uint16" => DataType::U16,
+            "f8e4m3" | "f8e4m3fn" | "float8_e4m3fn" => DataType::F8E4M3,
+            "f8e5m2" | "float8_e5m2" => DataType::F8E5M2,
+            "c64" | "complex64" => DataType::C64,
+            "c128" | "complex128" => DataType::C128,
             _ => {
-                return Err(format!(
-                    "unknown type '{text}': one of f64 f32 f16 bf16 i8 u8 i32 u32 i64 u64"
-                ));
+                let names = DataType::ALL.map(DataType::name).join(" ");
+                return Err(format!("unknown type '{text}': one of {names}"));
             }
         };
         Ok(found)
@@ -123,11 +207,28 @@ impl FromStr for DataType {
 
 /// Reduction operator.
 ///
+/// | | floats | integers | [`Bool`] | complex numbers |
+/// |---|---|---|---|---|
+/// | `Sum` | sum | sum | or | sum |
+/// | `Prod` | product | product | and | - |
+/// | `Min` | least | least | and | - |
+/// | `Max` | greatest | greatest | or | - |
+/// | `Avg` | sum / ranks | sum / ranks | - | sum / ranks |
+/// | `PremulSum` | sum of factor * value | - | - | sum of factor * value |
+/// | `BitAnd` | - | bitwise and | and | - |
+/// | `BitOr` | - | bitwise or | or | - |
+/// | `BitXor` | - | bitwise exclusive or | exclusive or | - |
+///
+/// A collective with an operator that its type does not have is an error that names those that it
+/// has. With one rank nothing is combined: the result is the input, bit by bit (of `PremulSum`,
+/// times the factor).
+///
 /// Integers wrap. `Min` and `Max` on floats: NaN wins, and -0 is less than +0. `Avg` is a sum that
 /// is divided once, at the end, by the number of ranks (integers truncate toward zero).
 ///
-/// Sums of floats may overflow to infinity, also those of `Avg`, and the algorithm decides where:
-/// f16 and bf16 are added in f32 and rounded to the type whenever a partial sum is stored or sent.
+/// Sums of floats may overflow to infinity (of [`F8E4M3`], which has none, to NaN), also those of
+/// `Avg`, and the algorithm decides where: f16, bf16 and 8-bit floats are added in f32 and rounded
+/// to the type whenever a partial sum is stored or sent.
 /// So the average of three 60000 in f16 is 60000 where one rank adds all three, and infinite where
 /// partial sums travel. With every algorithm and over every transport f16 is safe where ranks * the
 /// largest magnitude is at most 32752, half of what the type holds (up to 1000 ranks: rounding may
@@ -146,10 +247,14 @@ pub enum ReduceOp {
     /// Sum divided once, at the end, by the number of ranks. The sum may overflow: see above.
     Avg,
     /// Each rank's input is multiplied by that rank's own factor before the sum. The product is
-    /// rounded to the element type. Floating-point types only.
+    /// rounded to the element type. Floats and complex numbers only.
     PremulSum(f64),
-    /// Bitwise and of integers.
+    /// Bitwise and of integers, and of truth values.
     BitAnd,
+    /// Bitwise or of integers, or of truth values.
+    BitOr,
+    /// Bitwise exclusive or of integers, exclusive or of truth values.
+    BitXor,
 }
 
 impl ReduceOp {
@@ -161,6 +266,8 @@ impl ReduceOp {
             ReduceOp::Min => Combine::Min,
             ReduceOp::Max => Combine::Max,
             ReduceOp::BitAnd => Combine::BitAnd,
+            ReduceOp::BitOr => Combine::BitOr,
+            ReduceOp::BitXor => Combine::BitXor,
         }
     }
 
@@ -182,6 +289,8 @@ impl ReduceOp {
             ReduceOp::Avg => 4,
             ReduceOp::PremulSum(_) => 5,
             ReduceOp::BitAnd => 6,
+            ReduceOp::BitOr => 7,
+            ReduceOp::BitXor => 8,
         }
     }
 
@@ -195,19 +304,50 @@ impl ReduceOp {
             4 => "avg",
             5 => "premulsum",
             6 => "bitand",
+            7 => "bitor",
+            8 => "bitxor",
             _ => "unknown",
         }
     }
 
-    /// Whether the operator exists for the type: premultiplied sums need floats, `BitAnd` integers.
+    /// Whether the operator exists for the type: see the table of [`ReduceOp`].
     pub const fn is_defined_for(self, dtype: DataType) -> bool {
+        let has_bits = !dtype.is_float() && !dtype.is_complex();
         match self {
-            ReduceOp::PremulSum(_) => dtype.is_float(),
-            ReduceOp::BitAnd => !dtype.is_float(),
-            _ => true,
+            ReduceOp::Sum => true,
+            ReduceOp::Prod | ReduceOp::Min | ReduceOp::Max => !dtype.is_complex(),
+            ReduceOp::Avg => !matches!(dtype, DataType::Bool),
+            ReduceOp::PremulSum(_) => dtype.is_float() || dtype.is_complex(),
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => has_bits,
         }
     }
+
+    /// An error unless the operator exists for the type, as the part of a sentence.
+    pub(crate) fn check_defined_for(self, dtype: DataType) -> Result<(), String> {
+        if self.is_defined_for(dtype) {
+            return Ok(());
+        }
+        let known = (EACH.into_iter()).filter(|op| op.is_defined_for(dtype));
+        let names: Vec<_> = known.map(|op| ReduceOp::name_of_code(op.code())).collect();
+        Err(format!(
+            "{self} is not defined for {dtype}, which has {}",
+            names.join(" ")
+        ))
+    }
 }
+
+/// Every operator, in the order of their codes.
+const EACH: [ReduceOp; 9] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Avg,
+    ReduceOp::PremulSum(1.0),
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+];
 
 impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -236,9 +376,11 @@ impl FromStr for ReduceOp {
             "avg" => ReduceOp::Avg,
             "mulsum" | "premulsum" => ReduceOp::PremulSum(2.0),
             "bitand" => ReduceOp::BitAnd,
+            "bitor" => ReduceOp::BitOr,
+            "bitxor" => ReduceOp::BitXor,
             _ => {
                 return Err(format!(
-                    "unknown operator '{text}': one of sum prod min max avg premulsum[:FACTOR] bitand"
+                    "unknown operator '{text}': one of sum prod min max avg premulsum[:FACTOR] bitand bitor bitxor"
                 ));
             }
         })
@@ -257,8 +399,12 @@ pub enum Combine {
     Min,
     /// NaN if either is, else the greater; -0 < +0.
     Max,
-    /// a & b, integers only.
+    /// a & b, of integers and truth values.
     BitAnd,
+    /// a | b, of integers and truth values.
+    BitOr,
+    /// a ^ b, of integers and truth values.
+    BitXor,
 }
 
 /// What a kernel does to the last value before it is stored.
@@ -387,3 +533,6 @@ impl FromStr for Collective {
             })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,7 @@ mod prng;
 mod threads;
 
 use job::{TRANSPORTS, all_equal, results};
+use linerate::elements::Bool;
 use linerate::options::{Delivery, Divisor};
 use linerate::{Communicator, Config, DataType, Error, PartialAllreduce, PartialOptions, Policy};
 use linerate_children::{end, spawn, start, text};
@@ -310,41 +311,74 @@ fn the_buffers_of_a_step_are_in_the_same_round() {
 
 #[test]
 fn what_nobody_contributes_is_zero_and_negative_zero_stays_what_it_is() {
-    // 2 elements travel with the headers, 1000 do not.
-    for count in [2usize, 1000] {
-        on_ranks(2, |comm| {
-            let partial = PartialAllreduce::new(
-                &comm,
-                DataType::F32,
-                count as u64,
-                PartialOptions::default(),
-            )
-            .unwrap();
-            let buffer = comm.alloc(count).unwrap();
-            let bits = || buffer.cast::<u32>().unwrap().to_vec().unwrap();
-            if comm.rank() == 0 {
-                buffer.write(0, &vec![-0.0f32; count]).unwrap();
-                partial.exchange(&buffer, &buffer).unwrap();
-                assert_eq!(bits(), vec![1 << 31; count]);
-            } else {
-                // This rank has nothing: its part must not turn -0 into 0.
-                while partial.lag() == 0 {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                partial.next(&buffer).unwrap();
-                assert_eq!(bits(), vec![1 << 31; count]);
-                buffer.write(0, &vec![-0.0f32; count]).unwrap();
-                partial.submit(&buffer).unwrap();
-            }
-            partial
-                .finish(&buffer, |report| assert!(report.is_last))
-                .unwrap();
-            partial
-                .finish(&buffer, |report| assert_eq!(report.included.count(), 0))
-                .unwrap();
-            assert_eq!(bits(), vec![0; count]);
-        });
+    let f32_zero = [0, 0, 0, 0x80];
+    for (dtype, zero) in [
+        (DataType::F32, &f32_zero[..]),
+        (DataType::F8E4M3, &[0x80]),
+        (DataType::Bf16, &[0, 0x80]),
+        (DataType::C64, &[f32_zero; 2].concat()),
+    ] {
+        // 2 elements travel with the headers, 1000 do not.
+        for count in [2usize, 1000] {
+            on_ranks(2, |comm| negative_zeros(&comm, dtype, &zero.repeat(count)));
+        }
     }
+}
+
+/// Partial sums of zeros of this type, whose bytes are those of -0.
+fn negative_zeros(comm: &Communicator, dtype: DataType, zeros: &[u8]) {
+    let count = (zeros.len() / dtype.size_bytes()) as u64;
+    let options = PartialOptions::default();
+    let partial = PartialAllreduce::new(comm, dtype, count, options).unwrap();
+    let buffer = comm.alloc::<u8>(zeros.len()).unwrap();
+    let bytes = || buffer.to_vec().unwrap();
+    if comm.rank() == 0 {
+        buffer.write(0, zeros).unwrap();
+        partial.exchange(&buffer, &buffer).unwrap();
+        assert_eq!(bytes(), zeros);
+    } else {
+        // This rank has nothing: its part must not turn -0 into 0.
+        while partial.lag() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        partial.next(&buffer).unwrap();
+        assert_eq!(bytes(), zeros);
+        buffer.write(0, zeros).unwrap();
+        partial.submit(&buffer).unwrap();
+    }
+    partial
+        .finish(&buffer, |report| assert!(report.is_last))
+        .unwrap();
+    partial
+        .finish(&buffer, |report| assert_eq!(report.included.count(), 0))
+        .unwrap();
+    assert_eq!(bytes(), vec![0; zeros.len()]);
+}
+
+#[test]
+fn truth_values_are_joined_by_or_and_have_no_averages() {
+    on_ranks(2, |comm| {
+        let make = |divisor| {
+            let options = PartialOptions {
+                policy: Policy::Full,
+                divisor,
+                ..PartialOptions::default()
+            };
+            PartialAllreduce::new(&comm, DataType::Bool, 3, options)
+        };
+        let text = make(Divisor::Creation).unwrap_err().to_string();
+        assert!(
+            text.contains("Creation") && text.contains("Divisor::One"),
+            "{text}"
+        );
+        let partial = make(Divisor::One).unwrap();
+        let found = comm.alloc::<Bool>(3).unwrap();
+        let own = [comm.rank() == 1, false, true].map(Bool::from);
+        found.write(0, &own).unwrap();
+        partial.exchange(&found, &found).unwrap();
+        assert_eq!(found.to_vec().unwrap(), [true, false, true].map(Bool::from));
+        partial.finish(&found, |_| {}).unwrap();
+    });
 }
 
 #[test]

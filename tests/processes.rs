@@ -4,6 +4,8 @@
 //! A test starts this very program again, once per rank, with `LINERATE_TEST_ROLE` set; the child
 //! runs [`child_entry`] and nothing else.
 
+#[path = "collectives/types.rs"]
+mod cases_of_types;
 #[path = "processes/fetching.rs"]
 mod fetching;
 #[path = "processes/network.rs"]
@@ -19,6 +21,10 @@ mod rebuild;
 mod threads;
 #[path = "processes/traffic.rs"]
 mod traffic;
+#[path = "processes/types.rs"]
+mod types;
+#[path = "seeds/values.rs"]
+mod values;
 
 use linerate::{
     Buffer, Collective, Communicator, Config, DataType, Element, Operation, Progress, ReduceOp,
@@ -61,7 +67,10 @@ fn child_entry() {
         "mixed" => mixed(&comm),
         "large" => threads::large(comm),
         "family" => threads::family(comm),
-        other => assert!(traffic::run(other, &comm), "no role {other}"),
+        other => {
+            let is_known = traffic::run(other, &comm) || types::run(other, &comm);
+            assert!(is_known, "no role {other}");
+        }
     }
 }
 
@@ -176,6 +185,7 @@ fn disagree(comm: &Communicator) {
         _ if !is_odd => of(sum, f32, 5),
         "count" => of(sum, f32, 6),
         "dtype" => of(sum, DataType::I32, 5),
+        "large dtype" => of(sum, DataType::C128, 5),
         "op" => of(sum, f32, 5).op(ReduceOp::Max),
         "collective" => of(broadcast, f32, 5),
         "algorithm" => of(sum, f32, 5).algorithm("ring"),
@@ -190,6 +200,7 @@ fn ranks_that_disagree_get_an_error_that_names_both_sides() {
     for (field, words) in [
         ("count", ["of 5 f32", "of 6 f32"]),
         ("dtype", ["of 5 f32", "of 5 i32"]),
+        ("large dtype", ["of 5 f32", "of 5 c128"]),
         ("op", ["(sum)", "(max)"]),
         ("collective", ["allreduce", "broadcast"]),
         ("algorithm", ["by line", "by ring"]),

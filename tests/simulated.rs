@@ -1,10 +1,14 @@
 //! Every collective with real numbers in virtual time, under any order of delivery.
 
+#[path = "collectives/types.rs"]
+mod cases_of_types;
 #[path = "collectives/oracle.rs"]
 mod oracle;
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
 mod prng;
+#[path = "seeds/values.rs"]
+mod values;
 
 use linerate::sim::{Hosts, Link, SimOptions};
 use linerate::{Buffer, Collective, Config, DataType, Operation, Simulation};
@@ -216,6 +220,34 @@ fn a_thousand_ranks_run_on_memory_that_has_only_a_size() {
         time >= rounds && time < 1.5 * rounds,
         "{time} ns for {rounds} ns of latency"
     );
+}
+
+#[test]
+fn every_algorithm_takes_every_type() {
+    for (ranks, mapped) in [(1, true), (2, true), (3, false), (5, true), (8, false)] {
+        let options = SimOptions {
+            mapped,
+            ..SimOptions::new(ranks, 4)
+        };
+        let mut simulation = Simulation::new(options, Config::default()).unwrap();
+        let comms = simulation.communicators().to_vec();
+        for group in cases_of_types::cases(ranks, mapped).chunks(AT_ONCE) {
+            let mut started: Vec<_> = (group.iter())
+                .flat_map(|case| comms.iter().map(move |comm| (case, comm)))
+                .map(|(case, comm)| {
+                    let prepared = cases_of_types::prepare(case, comm);
+                    let operation = prepared.start(comm).unwrap();
+                    (case, comm, prepared, operation)
+                })
+                .collect();
+            simulation
+                .run(|_| started.iter_mut().all(|(.., o)| o.test().unwrap()))
+                .unwrap_or_else(|e| panic!("{group:?}: {e}"));
+            for (case, comm, prepared, _) in &started {
+                cases_of_types::check(case, comm, prepared);
+            }
+        }
+    }
 }
 
 #[test]

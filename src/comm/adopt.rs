@@ -23,12 +23,19 @@ impl Communicator {
     /// [`std::slice::from_raw_parts_mut`]).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the address is not aligned for `T`; [`Error::Forked`].
+    /// [`Error::InvalidArgument`]: the address is null or not aligned for `T`, unless `count` is 0,
+    /// for which it is not looked at; [`Error::Forked`].
     pub unsafe fn adopt<T: Element>(&self, address: *mut T, count: usize) -> Result<Buffer<T>> {
         self.driving()?;
+        if address.is_null() && count > 0 {
+            return Err(Error::invalid(format!(
+                "{count} elements of {} at a null address: give their address, or a count of 0",
+                T::DTYPE
+            )));
+        }
         let bytes = count
             .checked_mul(size_of::<T>())
-            .filter(|_| address.is_aligned());
+            .filter(|&bytes| bytes == 0 || address.is_aligned());
         let Some(bytes) = bytes else {
             return Err(Error::invalid(format!(
                 "{count} elements of {} at {address:p}: they must be aligned and fit an address space",

@@ -70,9 +70,12 @@ impl Communicator {
 }
 
 impl CollectiveBuilder<'_> {
-    /// The operator of a reducing collective. Default: sum.
+    /// The operator of a reducing collective; the others do not look at it. Default: sum.
     pub fn op(mut self, op: ReduceOp) -> Self {
-        self.op = op;
+        // Steps that only copy are made of reductions, too, and every type has sums.
+        if self.collective.is_reducing() {
+            self.op = op;
+        }
         self
     }
 

@@ -87,11 +87,8 @@ fn check_arguments(call: &Call<'_>, ranks: u32) -> Result<()> {
             call.root
         )));
     }
-    if call.collective.is_reducing() && !call.op.is_defined_for(call.dtype) {
-        return Err(Error::invalid(format!(
-            "{} is not defined for {}: premultiplied sums are for floats, bitand for integers",
-            call.op, call.dtype
-        )));
+    if call.collective.is_reducing() {
+        (call.op.check_defined_for(call.dtype)).map_err(Error::invalid)?;
     }
     Ok(())
 }

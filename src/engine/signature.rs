@@ -11,15 +11,19 @@ pub struct Signature(pub u64);
 
 const COUNT_BITS: u32 = 35;
 const ROOT_BITS: u32 = 12;
-const ALGORITHM_BITS: u32 = 6;
-const OP_BITS: u32 = 3;
-const CODE_BITS: u32 = 4;
+/// The longest list of algorithms has nine.
+const ALGORITHM_BITS: u32 = 4;
+const OP_BITS: u32 = 4;
+const DTYPE_BITS: u32 = 5;
+const COLLECTIVE_BITS: u32 = 4;
 
-const OP_AT: u32 = 2 * CODE_BITS;
+const OP_AT: u32 = COLLECTIVE_BITS + DTYPE_BITS;
 const ROOT_AT: u32 = OP_AT + OP_BITS + ALGORITHM_BITS;
 
-const _: () = assert!(COUNT_BITS + ROOT_BITS + ALGORITHM_BITS + OP_BITS + 2 * CODE_BITS == 64);
+const _: () = assert!(ROOT_AT + ROOT_BITS + COUNT_BITS == 64);
 const _: () = assert!(crate::limits::RANKS_MAX <= 1 << ROOT_BITS);
+const _: () = assert!(DataType::ALL.len() <= 1 << DTYPE_BITS);
+const _: () = assert!(Collective::ALL.len() <= 1 << COLLECTIVE_BITS);
 
 impl Signature {
     /// Packs the arguments. The count is kept modulo 2^35. `algorithm` is the position of the
@@ -43,15 +47,15 @@ impl Signature {
             (u64::from(root), ROOT_BITS),
             (u64::from(algorithm), ALGORITHM_BITS),
             (u64::from(op), OP_BITS),
-            (dtype as u64, CODE_BITS),
-            (collective as u64, CODE_BITS),
+            (dtype as u64, DTYPE_BITS),
+            (collective as u64, COLLECTIVE_BITS),
         ] {
             bits = (bits << width) | (value & ((1 << width) - 1));
         }
         Signature(bits)
     }
 
-    /// This signature for an all-gatherv whose counts have this hash: 15 bits of the hash take the
+    /// This signature for an all-gatherv whose counts have this hash: 16 bits of the hash take the
     /// places of the root and the operator, which an all-gatherv does not have. The sum of the
     /// counts does not change with their order; the hash does.
     pub fn with_counts(self, hash: u64) -> Signature {
@@ -74,8 +78,8 @@ impl Signature {
             bits >>= width;
             value
         };
-        let collective = Collective::from_code(take(CODE_BITS) as u8);
-        let dtype = DataType::from_code(take(CODE_BITS) as u8);
+        let collective = Collective::from_code(take(COLLECTIVE_BITS) as u8);
+        let dtype = DataType::from_code(take(DTYPE_BITS) as u8);
         let op = take(OP_BITS) as u8;
         let algorithm = take(ALGORITHM_BITS);
         let root = take(ROOT_BITS);
@@ -133,6 +137,21 @@ mod tests {
         );
         let barrier = Signature::new(Collective::Barrier, DataType::U8, ReduceOp::Sum, 0, 0, 0);
         assert_eq!(barrier.describe(), "barrier of 0 u8 by line");
+    }
+
+    #[test]
+    fn every_type_operator_and_algorithm_has_a_code_of_its_own() {
+        for dtype in DataType::ALL {
+            for op in [ReduceOp::Sum, ReduceOp::BitOr, ReduceOp::BitXor] {
+                let text = Signature::new(Collective::Reduce, dtype, op, 7, 4, 5).describe();
+                let wanted = format!("reduce of 5 {dtype} ({op}) root 7 by chain");
+                assert_eq!(text, wanted);
+            }
+        }
+        for collective in Collective::ALL {
+            let algorithms = crate::collective::algorithms(collective);
+            assert!(algorithms.len() <= 1 << ALGORITHM_BITS, "{collective}");
+        }
     }
 
     #[test]

@@ -83,12 +83,12 @@ impl Machine {
     /// type.
     pub fn new(set: Arc<TensorSet>, options: FusionOptions) -> Result<Machine> {
         options.check()?;
-        if let Some(dtype) = (set.dtypes().iter()).find(|d| !options.op.is_defined_for(**d)) {
-            return Err(Error::invalid(format!(
-                "FusionOptions: op {} is not defined for {dtype}, the type of a declared tensor",
-                options.op
-            )));
-        }
+        let checked = (set.dtypes().iter()).try_for_each(|d| options.op.check_defined_for(*d));
+        checked.map_err(|why| {
+            Error::invalid(format!(
+                "FusionOptions: op {why}: give one that the types of all declared tensors have"
+            ))
+        })?;
         Ok(Machine {
             order: (0..set.len() as u32).collect(),
             is_order_kept: false,

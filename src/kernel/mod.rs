@@ -8,8 +8,10 @@
 //! - the fold runs in the order of the sources, `((s0 op s1) op s2) ...`, without reassociation and
 //!   without fused multiply-add, so vector code equals the scalar code bit for bit;
 //! - integers wrap; an integer average truncates toward zero;
-//! - f16 and bf16 are folded in f32 over all sources of the call and rounded (to nearest even)
-//!   once;
+//! - f16, bf16 and 8-bit floats are folded in f32 over all sources of the call and rounded (to
+//!   nearest even) once;
+//! - a byte of a truth value is true unless it is 0, and what is combined of several is 0 or 1;
+//! - complex numbers are pairs of floats, whose sums are those of their parts;
 //! - min and max: NaN wins and is stored as the canonical quiet NaN; -0 < +0;
 //! - the payload and the sign of a NaN that a sum or a product gives are not specified.
 //!
@@ -40,13 +42,14 @@ use std::ops::Range;
 
 /// Combines the sources elementwise, in order, and stores the result into every destination.
 ///
-/// All views are equally long, a multiple of the element size. A source may be exactly the same
+/// All views are equally long, a multiple of the size of an element (of a complex one: of its
+/// parts). A source may be exactly the same
 /// range as a destination and must not overlap it otherwise; the same holds among destinations. One
 /// source makes it a copy, to which `finish` is applied. Without destinations nothing happens.
 ///
 /// # Panics
-/// If there is no source, the lengths differ or are no multiple of the element size, `combine` is
-/// [`Combine::BitAnd`] and `dtype` floating point, or `finish` divides by zero.
+/// If there is no source, the lengths differ or are no multiple of the element size, `combine` or
+/// a division is not defined for `dtype`, or `finish` divides by zero.
 #[inline]
 pub fn reduce(
     dtype: DataType,
@@ -90,7 +93,7 @@ impl BoundReduction {
     /// As [`reduce`] does it.
     ///
     /// # Panics
-    /// If `combine` is [`Combine::BitAnd`] and `dtype` floating point, or `finish` divides by zero.
+    /// If `combine` or a division is not defined for `dtype`, or `finish` divides by zero.
     #[inline]
     pub fn new(dtype: DataType, combine: Combine, finish: Finish) -> BoundReduction {
         BoundReduction::of(Reduction::best(Stores::Cached, dtype, combine, finish))
@@ -104,9 +107,10 @@ impl BoundReduction {
         BoundReduction::of(Reduction::best(Stores::Streamed, dtype, combine, finish))
     }
 
-    fn of(reduction: Reduction) -> BoundReduction {
-        let Reduction { dtype, combine, .. } = reduction;
-        check_kind(dtype, combine, reduction.finish);
+    fn of(given: Reduction) -> BoundReduction {
+        check_kind(given.dtype, given.combine, given.finish);
+        let (dtype, combine) = (given.dtype.part(), given.combine);
+        let reduction = Reduction { dtype, ..given };
         BoundReduction {
             scalar: scalar::fold_of(dtype, combine),
             vectors: simd::fold_of(&reduction),
@@ -243,11 +247,12 @@ const VECTORS_BYTES_MIN: usize = 16 << 10;
 /// Multiplies `source` by `factor` into `destination`.
 ///
 /// Both views are equally long and either disjoint or the same range. The factor is first rounded
-/// to the accumulator (f32 for f16, bf16 and f32; f64 for f64), and the product to the element
-/// type.
+/// to the accumulator (f64 for f64, f32 for the others), and the product to the element type. Of
+/// complex numbers both parts are multiplied.
 ///
 /// # Panics
-/// If `dtype` is an integer type, the lengths differ or are no multiple of the element size.
+/// If `dtype` is no float and not complex, the lengths differ or are no multiple of the element
+/// size.
 pub fn scale(dtype: DataType, factor: f64, source: View, destination: View) {
     scale_with(Isa::best_for(dtype), dtype, factor, source, destination);
 }
@@ -276,9 +281,15 @@ fn check_views(dtype: DataType, sources: &[View], destinations: &[View]) -> Opti
 }
 
 fn check_kind(dtype: DataType, combine: Combine, finish: Finish) {
+    let is_defined = match combine {
+        Combine::Sum => true,
+        Combine::Prod | Combine::Min | Combine::Max => !dtype.is_complex(),
+        Combine::BitAnd | Combine::BitOr | Combine::BitXor => !dtype.part().is_float(),
+    };
+    assert!(is_defined, "{combine:?} is not defined for {dtype}");
     assert!(
-        combine != Combine::BitAnd || !dtype.is_float(),
-        "bitwise and is defined for integers, not for {dtype}"
+        finish == Finish::None || dtype != DataType::Bool,
+        "averages are not defined for {dtype}"
     );
     assert!(finish != Finish::Divide(0), "division by zero ranks");
 }
@@ -299,6 +310,7 @@ fn check_same_or_disjoint(a: &View, b: &View) {
 
 /// [`scale`] on a given instruction set.
 fn scale_with(isa: Isa, dtype: DataType, factor: f64, source: View, destination: View) {
+    let dtype = dtype.part();
     let bytes = source.len_bytes();
     assert!(
         dtype.is_float(),

@@ -4,13 +4,13 @@
 use super::access;
 use super::number::{Number, Wide, with_number};
 use crate::memory::View;
-use crate::types::{Combine, DataType, Finish};
+use crate::types::{Combine, DataType, F8E4M3, F8E5M2, Finish};
 use std::ops::Range;
 
 /// Reduces the elements of a range of the sources (first) into the destinations (second).
 pub(super) type Fold = fn(Finish, (&[View], &[View]), Range<usize>);
 
-/// The fold of a type and an operator.
+/// The fold of a type that is not complex and an operator.
 pub(super) fn fold_of(dtype: DataType, combine: Combine) -> Fold {
     with_number!(dtype, T => match combine {
         Combine::Sum => |finish, views, range| fold::<T>(Wide::sum, finish, views, range),
@@ -18,6 +18,8 @@ pub(super) fn fold_of(dtype: DataType, combine: Combine) -> Fold {
         Combine::Min => |finish, views, range| fold::<T>(Wide::min, finish, views, range),
         Combine::Max => |finish, views, range| fold::<T>(Wide::max, finish, views, range),
         Combine::BitAnd => |finish, views, range| fold::<T>(Wide::and, finish, views, range),
+        Combine::BitOr => |finish, views, range| fold::<T>(Wide::or, finish, views, range),
+        Combine::BitXor => |finish, views, range| fold::<T>(Wide::xor, finish, views, range),
     })
 }
 
@@ -56,6 +58,8 @@ pub(super) fn scale(
         DataType::F32 => multiply::<f32>(factor as f32, source, destination, range),
         DataType::F16 => multiply::<half::f16>(factor as f32, source, destination, range),
         DataType::Bf16 => multiply::<half::bf16>(factor as f32, source, destination, range),
+        DataType::F8E4M3 => multiply::<F8E4M3>(factor as f32, source, destination, range),
+        DataType::F8E5M2 => multiply::<F8E5M2>(factor as f32, source, destination, range),
         _ => unreachable!("scaling of integers: `scale` checks"),
     }
 }

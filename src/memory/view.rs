@@ -2,9 +2,10 @@
 
 use super::RegionKey;
 use crate::limits::CACHE_LINE_BYTES;
-use crate::types::DataType;
+use crate::types::{Bool, DataType, F8E4M3, F8E5M2};
 use bytemuck::Pod;
 use half::{bf16, f16};
+use num_complex::Complex;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -330,8 +331,8 @@ impl View {
     }
 }
 
-/// A Rust type that is an element type of the library: `f64`, `f32`, `f16`, `bf16` and integers,
-/// and no other.
+/// A Rust type that is an element type of the library: those of the table of [`DataType`], and no
+/// other.
 pub trait Element: Pod + Send + Sync + PartialEq + std::fmt::Debug + sealed::Sealed {
     /// Its code.
     const DTYPE: DataType;
@@ -353,6 +354,7 @@ macro_rules! element {
     };
 }
 element!(f64 => F64, f32 => F32, f16 => F16, bf16 => Bf16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64);
+element!(Bool => Bool, i16 => I16, u16 => U16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2, Complex<f32> => C64, Complex<f64> => C128);
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@ use super::oracle::{Case, cases};
 use super::{results, spawn};
 use linerate_children::{end, spawn_late, start_each};
 
-const TCP: (&str, &str) = ("LINERATE_TRANSPORT", "tcp");
+pub const TCP: (&str, &str) = ("LINERATE_TRANSPORT", "tcp");
 
 /// Cases that can run on the transport of this process.
 pub fn runnable(ranks: u32) -> Vec<Case> {

@@ -142,12 +142,18 @@ fn draw_operation(seed: u64, index: usize, options: &SimOptions, prng: &mut Prng
     let dtype = DataType::ALL[prng.below(DataType::ALL.len() as u64) as usize];
     let p = u64::from(ranks);
     let counts = [0, 1, p - 1, p, p + 1, 97, prng.below(700), prng.below(5000)];
-    let ops = [ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];
+    let ops = [
+        ReduceOp::Sum,
+        ReduceOp::BitXor,
+        ReduceOp::Max,
+        ReduceOp::Min,
+    ];
+    let op = Some(ops[prng.below(4) as usize]).filter(|op| op.is_defined_for(dtype));
     let mut operation = Planned {
         salt: crate::prng::mix(seed ^ (index as u64) << 40),
         collective,
         dtype,
-        op: ops[prng.below(4) as usize],
+        op: op.unwrap_or(ReduceOp::Sum),
         count: counts[prng.below(8) as usize],
         root: prng.below(p) as Rank,
         ranks,
@@ -155,16 +161,9 @@ fn draw_operation(seed: u64, index: usize, options: &SimOptions, prng: &mut Prng
         in_place: prng.chance(0.5),
         registered: prng.chance(0.6),
     };
-    let bytes = operation.count * dtype.size_bytes() as u64;
-    let can_run = |a: &&linerate::collective::Algorithm| {
-        let needs = a.needs;
-        (options.mapped || !needs.mapped)
-            && (operation.registered || !needs.registered)
-            && (bytes <= linerate::collective::LINE_PAYLOAD_BYTES as u64 || !needs.payload_max)
-    };
     let named: Vec<&str> = linerate::collective::algorithms(collective)
         .iter()
-        .filter(can_run)
+        .filter(|algorithm| operation.can_run(algorithm, options.mapped))
         .map(|a| a.name)
         .collect();
     let choice = prng.below(2 * named.len() as u64 + 1) as usize;
@@ -194,5 +193,27 @@ fn draw_fault(options: &SimOptions, operations: &[Planned], prng: &mut Prng) -> 
         9 => Fault::Cancel { rank, at_ns },
         10 if operations[operation].has_count() => Fault::Mismatch { rank, operation },
         _ => Fault::Absent { rank, operation },
+    }
+}
+
+impl Planned {
+    /// Whether another `count` is another operation.
+    pub fn has_count(&self) -> bool {
+        !matches!(
+            self.collective,
+            Collective::AllGatherV
+                | Collective::AllToAllV
+                | Collective::SendRecv
+                | Collective::Barrier
+        )
+    }
+
+    /// Whether no rank can end it before every rank has called it.
+    pub fn needs_everyone(&self) -> bool {
+        match self.collective {
+            Collective::Barrier => true,
+            Collective::AllReduce | Collective::AllGather | Collective::AllToAll => self.count > 0,
+            _ => false,
+        }
     }
 }

@@ -1,8 +1,11 @@
 //! One operation with exact numbers: what each rank gives, and what it must get, byte for byte.
 //!
 //! All values are whole and above zero, and small enough for their type that no sum of eight
-//! rounds: a contribution that is lost or counted twice changes the result.
+//! rounds: a contribution that is lost or counted twice changes the result. Truth values are any
+//! bytes, and complex numbers have the negative of their real part as the imaginary one.
 
+use linerate::collective::{Algorithm, LINE_PAYLOAD_BYTES};
+use linerate::elements::{F8E4M3, F8E5M2};
 use linerate::{
     Buffer, Collective, Communicator, DataType, Group, Operation, Rank, ReduceOp, Result,
 };
@@ -74,37 +77,39 @@ impl Prepared {
 }
 
 impl Planned {
-    /// Whether another `count` is another operation.
-    pub fn has_count(&self) -> bool {
-        !matches!(
-            self.collective,
-            Collective::AllGatherV
-                | Collective::AllToAllV
-                | Collective::SendRecv
-                | Collective::Barrier
-        )
-    }
-
-    /// Whether no rank can end it before every rank has called it.
-    pub fn needs_everyone(&self) -> bool {
-        match self.collective {
-            Collective::Barrier => true,
-            Collective::AllReduce | Collective::AllGather | Collective::AllToAll => self.count > 0,
-            _ => false,
-        }
+    /// Whether this algorithm can run it, on ranks that map each other's memory or not.
+    pub fn can_run(&self, algorithm: &Algorithm, is_mapped: bool) -> bool {
+        let needs = algorithm.needs;
+        let bytes = self.count * self.dtype.size_bytes() as u64;
+        let is_scaled = self.collective.is_reducing() && self.op.factor().is_some();
+        (is_mapped || !needs.mapped)
+            && (self.registered || !needs.registered)
+            && (bytes <= LINE_PAYLOAD_BYTES as u64 || !needs.payload_max)
+            && !(needs.plain && is_scaled)
     }
 
     /// Element `index` of the input of `rank`.
     fn value(&self, rank: Rank, index: u64) -> u64 {
         let mixed = crate::prng::mix(self.salt ^ u64::from(rank) << 32 ^ index);
         let bits = match self.dtype {
+            // As often false as true, and true in any way.
+            DataType::Bool if mixed.is_multiple_of(2) => return 0,
+            DataType::Bool => 8,
+            // Of a sum, which must not round: eight is the last whole number that all 3 bits count.
+            DataType::F8E4M3 | DataType::F8E5M2 if self.is_sum() => 1,
+            DataType::F8E4M3 | DataType::F8E5M2 => 3,
             DataType::F16 | DataType::Bf16 | DataType::I8 | DataType::U8 => 4,
-            DataType::F32 => 20,
+            DataType::I16 | DataType::U16 => 12,
+            DataType::F32 | DataType::C64 => 20,
             DataType::I32 | DataType::U32 => 30,
-            DataType::F64 => 40,
+            DataType::F64 | DataType::C128 => 40,
             DataType::I64 | DataType::U64 => 62,
         };
         1 + mixed % ((1 << bits) - 1)
+    }
+
+    fn is_sum(&self) -> bool {
+        self.collective.is_reducing() && matches!(self.op, ReduceOp::Sum | ReduceOp::PremulSum(_))
     }
 
     /// Values as elements, as they lie in memory. Integers wrap.
@@ -114,6 +119,10 @@ impl Planned {
             DataType::F32 => (v as f32).to_le_bytes().to_vec(),
             DataType::F16 => half::f16::from_f64(v as f64).to_le_bytes().to_vec(),
             DataType::Bf16 => half::bf16::from_f64(v as f64).to_le_bytes().to_vec(),
+            DataType::F8E4M3 => vec![F8E4M3::from_f32(v as f32).to_bits()],
+            DataType::F8E5M2 => vec![F8E5M2::from_f32(v as f32).to_bits()],
+            DataType::C64 => [v as f32, -(v as f32)].map(f32::to_le_bytes).concat(),
+            DataType::C128 => [v as f64, -(v as f64)].map(f64::to_le_bytes).concat(),
             _ => v.to_le_bytes()[..self.dtype.size_bytes()].to_vec(),
         };
         values.iter().flat_map(emit).collect()
@@ -176,14 +185,30 @@ impl Planned {
     fn reduced(&self, start: u64) -> Vec<u64> {
         let reduce = |index: u64| {
             let values = (0..self.ranks).map(|rank| self.value(rank, index));
+            if self.dtype == DataType::Bool && self.ranks > 1 {
+                return u64::from(self.is_true(values.map(|byte| byte != 0)));
+            }
             match self.op {
                 ReduceOp::Sum => values.fold(0, u64::wrapping_add),
+                ReduceOp::Prod => values.fold(1, u64::wrapping_mul),
                 ReduceOp::Max => values.max().unwrap_or(0),
                 ReduceOp::Min => values.min().unwrap_or(0),
-                _ => panic!("{} is not drawn", self.op),
+                ReduceOp::PremulSum(factor) => values.sum::<u64>() * factor as u64,
+                ReduceOp::BitAnd => values.fold(u64::MAX, |a, b| a & b),
+                ReduceOp::BitOr => values.fold(0, |a, b| a | b),
+                ReduceOp::BitXor => values.fold(0, |a, b| a ^ b),
+                ReduceOp::Avg => panic!("averages round"),
             }
         };
         (start..start + self.count).map(reduce).collect()
+    }
+
+    fn is_true(&self, mut values: impl Iterator<Item = bool>) -> bool {
+        match self.op {
+            ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr => values.any(|value| value),
+            ReduceOp::BitXor => values.fold(false, |a, b| a ^ b),
+            _ => values.all(|value| value),
+        }
     }
 
     /// Allocates bytes with `alloc` and fills them.

@@ -214,8 +214,9 @@ impl Memory {
 }
 
 /// Fills a view with the element that changes no sum. For floats that is -0, because adding 0
-/// would turn -0 into 0.
+/// would turn -0 into 0; for complex numbers both parts are -0.
 fn fill_neutral(dtype: DataType, view: View) {
+    let dtype = dtype.part();
     if !dtype.is_float() {
         return kernel::fill(view, 0);
     }
@@ -224,7 +225,8 @@ fn fill_neutral(dtype: DataType, view: View) {
         match dtype.size_bytes() {
             8 => kernel::store(view, index, 1u64 << 63),
             4 => kernel::store(view, index, 1u32 << 31),
-            _ => kernel::store(view, index, 1u16 << 15),
+            2 => kernel::store(view, index, 1u16 << 15),
+            _ => kernel::store(view, index, 1u8 << 7),
         }
     }
 }

@@ -25,7 +25,7 @@ use super::buffer::Buffer;
 use super::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::memory::{Access, Element, Held, View};
-use crate::partial::{Machine, PartialOptions, RoundReport};
+use crate::partial::{Divisor, Machine, PartialOptions, RoundReport};
 use crate::types::DataType;
 use crate::wait::BackgroundThread;
 use driving::PartialDriving;
@@ -89,11 +89,12 @@ impl PartialAllreduce {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: an option or `count` is out of range, or the arguments differ
-    /// between ranks. [`Error::Exhausted`]: there is no memory for the snapshots and results. There
-    /// are two snapshots for each round in flight. With ordered delivery there are as many results
-    /// as `staleness_max` and `rounds_in_flight` together, and with `survive` as many more as
-    /// `rounds_in_flight`.
+    /// [`Error::InvalidArgument`]: an option or `count` is out of range, the arguments differ
+    /// between ranks, or the divisor is one for `Bool`, which has no averages (`Divisor::One` gives
+    /// the or of all values). [`Error::Exhausted`]: there is no memory for the snapshots and
+    /// results. There are two snapshots for each round in flight. With ordered delivery there are
+    /// as many results as `staleness_max` and `rounds_in_flight` together, and with `survive` as
+    /// many more as `rounds_in_flight`.
     pub fn new(
         comm: &Communicator,
         dtype: DataType,
@@ -101,6 +102,12 @@ impl PartialAllreduce {
         options: PartialOptions,
     ) -> Result<PartialAllreduce> {
         options.check(comm.ranks())?;
+        if dtype == DataType::Bool && options.divisor != Divisor::One {
+            return Err(Error::invalid(format!(
+                "PartialOptions: divisor is {:?}, and bool has no averages: use Divisor::One",
+                options.divisor
+            )));
+        }
         let comm = comm.duplicate_apart()?;
         let all = comm.gather_words(&[options.fingerprint(dtype, count)])?;
         if let Some(rank) = all.iter().position(|&word| word != all[0]) {

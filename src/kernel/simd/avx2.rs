@@ -22,17 +22,23 @@ avx2_lanes! {
     Bf16: Pair, 16 of 2 bytes, { load_pairs store_pairs stream_pairs,
         sum_pair prod_pair min_pair max_pair, float splat_pair divide_pair }
     I8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
-        _mm256_add_epi8 prod_8 _mm256_min_epi8 _mm256_max_epi8, integer _mm256_and_si256 }
+        _mm256_add_epi8 prod_8 _mm256_min_epi8 _mm256_max_epi8, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
     U8: __m256i, 32 of 1 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
-        _mm256_add_epi8 prod_8 _mm256_min_epu8 _mm256_max_epu8, integer _mm256_and_si256 }
+        _mm256_add_epi8 prod_8 _mm256_min_epu8 _mm256_max_epu8, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
+    Bool: __m256i, 32 of 1 bytes, { load_bool _mm256_storeu_si256 _mm256_stream_si256,
+        _mm256_or_si256 _mm256_and_si256 _mm256_and_si256 _mm256_or_si256, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
+    I16: __m256i, 16 of 2 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
+        _mm256_add_epi16 _mm256_mullo_epi16 _mm256_min_epi16 _mm256_max_epi16, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
+    U16: __m256i, 16 of 2 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
+        _mm256_add_epi16 _mm256_mullo_epi16 _mm256_min_epu16 _mm256_max_epu16, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
     I32: __m256i, 8 of 4 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
-        _mm256_add_epi32 _mm256_mullo_epi32 _mm256_min_epi32 _mm256_max_epi32, integer _mm256_and_si256 }
+        _mm256_add_epi32 _mm256_mullo_epi32 _mm256_min_epi32 _mm256_max_epi32, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
     U32: __m256i, 8 of 4 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
-        _mm256_add_epi32 _mm256_mullo_epi32 _mm256_min_epu32 _mm256_max_epu32, integer _mm256_and_si256 }
+        _mm256_add_epi32 _mm256_mullo_epi32 _mm256_min_epu32 _mm256_max_epu32, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
     I64: __m256i, 4 of 8 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
-        _mm256_add_epi64 prod_64 min_i64 max_i64, integer _mm256_and_si256 }
+        _mm256_add_epi64 prod_64 min_i64 max_i64, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
     U64: __m256i, 4 of 8 bytes, { _mm256_loadu_si256 _mm256_storeu_si256 _mm256_stream_si256,
-        _mm256_add_epi64 prod_64 min_u64 max_u64, integer _mm256_and_si256 }
+        _mm256_add_epi64 prod_64 min_u64 max_u64, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
 }
 
 /// The bf16 of the even places and those of the odd ones, widened: apart they need no shuffles.
@@ -153,6 +159,17 @@ pairwise!(
     max_pair = max_f32,
     divide_pair = _mm256_div_ps
 );
+
+/// Truth values as 0 and 1.
+///
+/// # Safety
+/// 32 readable bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_bool(from: *const __m256i) -> __m256i {
+    // SAFETY: the caller's contract.
+    _mm256_min_epu8(unsafe { _mm256_loadu_si256(from) }, _mm256_set1_epi8(1))
+}
 
 /// The low bytes of the products: of the even bytes and of the odd bytes apart, in 16 bits.
 #[inline]

@@ -26,17 +26,23 @@ avx512_lanes! {
     Bf16: Pair, 32 of 2 bytes, { load_pairs store_pairs stream_pairs,
         sum_pair prod_pair min_pair max_pair, float splat_pair divide_pair }
     I8: __m512i, 64 of 1 bytes, { _mm512_loadu_epi8 _mm512_storeu_epi8 _mm512_stream_si512,
-        _mm512_add_epi8 prod_8 _mm512_min_epi8 _mm512_max_epi8, integer _mm512_and_si512 }
+        _mm512_add_epi8 prod_8 _mm512_min_epi8 _mm512_max_epi8, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
     U8: __m512i, 64 of 1 bytes, { _mm512_loadu_epi8 _mm512_storeu_epi8 _mm512_stream_si512,
-        _mm512_add_epi8 prod_8 _mm512_min_epu8 _mm512_max_epu8, integer _mm512_and_si512 }
+        _mm512_add_epi8 prod_8 _mm512_min_epu8 _mm512_max_epu8, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
+    Bool: __m512i, 64 of 1 bytes, { load_bool _mm512_storeu_epi8 _mm512_stream_si512,
+        _mm512_or_si512 _mm512_and_si512 _mm512_and_si512 _mm512_or_si512, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
+    I16: __m512i, 32 of 2 bytes, { _mm512_loadu_epi16 _mm512_storeu_epi16 _mm512_stream_si512,
+        _mm512_add_epi16 _mm512_mullo_epi16 _mm512_min_epi16 _mm512_max_epi16, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
+    U16: __m512i, 32 of 2 bytes, { _mm512_loadu_epi16 _mm512_storeu_epi16 _mm512_stream_si512,
+        _mm512_add_epi16 _mm512_mullo_epi16 _mm512_min_epu16 _mm512_max_epu16, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
     I32: __m512i, 16 of 4 bytes, { _mm512_loadu_epi32 _mm512_storeu_epi32 _mm512_stream_si512,
-        _mm512_add_epi32 _mm512_mullo_epi32 _mm512_min_epi32 _mm512_max_epi32, integer _mm512_and_si512 }
+        _mm512_add_epi32 _mm512_mullo_epi32 _mm512_min_epi32 _mm512_max_epi32, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
     U32: __m512i, 16 of 4 bytes, { _mm512_loadu_epi32 _mm512_storeu_epi32 _mm512_stream_si512,
-        _mm512_add_epi32 _mm512_mullo_epi32 _mm512_min_epu32 _mm512_max_epu32, integer _mm512_and_si512 }
+        _mm512_add_epi32 _mm512_mullo_epi32 _mm512_min_epu32 _mm512_max_epu32, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
     I64: __m512i, 8 of 8 bytes, { _mm512_loadu_epi64 _mm512_storeu_epi64 _mm512_stream_si512,
-        _mm512_add_epi64 _mm512_mullo_epi64 _mm512_min_epi64 _mm512_max_epi64, integer _mm512_and_si512 }
+        _mm512_add_epi64 _mm512_mullo_epi64 _mm512_min_epi64 _mm512_max_epi64, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
     U64: __m512i, 8 of 8 bytes, { _mm512_loadu_epi64 _mm512_storeu_epi64 _mm512_stream_si512,
-        _mm512_add_epi64 _mm512_mullo_epi64 _mm512_min_epu64 _mm512_max_epu64, integer _mm512_and_si512 }
+        _mm512_add_epi64 _mm512_mullo_epi64 _mm512_min_epu64 _mm512_max_epu64, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
 }
 
 /// The bf16 of the even places and those of the odd ones, widened: apart they need no shuffles.
@@ -156,6 +162,17 @@ pairwise!(
     max_pair = max_f32,
     divide_pair = _mm512_div_ps
 );
+
+/// Truth values as 0 and 1.
+///
+/// # Safety
+/// 64 readable bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn load_bool(from: *const i8) -> __m512i {
+    // SAFETY: the caller's contract.
+    _mm512_min_epu8(unsafe { _mm512_loadu_epi8(from) }, _mm512_set1_epi8(1))
+}
 
 /// The low bytes of the products: of the even bytes and of the odd bytes apart, in 16 bits.
 #[inline]

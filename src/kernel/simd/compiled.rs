@@ -1,4 +1,4 @@
-//! [`Compiled`]: one of the loops, as a function.
+//! [`Compiled`] and [`Scale`]: one of the loops, as a function.
 
 use crate::kernel::reduction::Stores;
 use crate::memory::View;
@@ -7,3 +7,6 @@ use std::ops::Range;
 
 /// A compiled reduction; see [`super::Fold::run`].
 pub(super) type Compiled = unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize;
+
+/// A compiled multiplication; gives the count of elements that it did.
+pub(super) type Scale = unsafe fn(f64, View, View) -> usize;

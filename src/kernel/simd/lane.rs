@@ -68,6 +68,8 @@ pub(super) unsafe trait FloatLane: Lane {
 /// As [`Lane`].
 pub(super) unsafe trait IntegerLane: Lane {
     unsafe fn and(a: Self::Register, b: Self::Register) -> Self::Register;
+    unsafe fn or(a: Self::Register, b: Self::Register) -> Self::Register;
+    unsafe fn xor(a: Self::Register, b: Self::Register) -> Self::Register;
 }
 
 /// What is done to two vectors.
@@ -95,6 +97,8 @@ operator!(Prod, prod, Lane);
 operator!(Min, min, Lane);
 operator!(Max, max, Lane);
 operator!(And, and, IntegerLane);
+operator!(Or, or, IntegerLane);
+operator!(Xor, xor, IntegerLane);
 
 /// What is done to a vector before it is stored.
 pub(super) trait Last<L: Lane>: Copy {
@@ -418,13 +422,23 @@ macro_rules! lane {
             }
         }
     };
-    (@more $features:literal, $lane:ident: $register:ty, integer $and:ident) => {
+    (@more $features:literal, $lane:ident: $register:ty, integer $and:ident $or:ident $xor:ident) => {
         // SAFETY: only arithmetic.
         unsafe impl IntegerLane for $lane {
             #[inline]
             #[target_feature(enable = $features)]
             unsafe fn and(a: $register, b: $register) -> $register {
                 $and(a, b)
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn or(a: $register, b: $register) -> $register {
+                $or(a, b)
+            }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn xor(a: $register, b: $register) -> $register {
+                $xor(a, b)
             }
         }
     };

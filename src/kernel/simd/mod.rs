@@ -4,7 +4,7 @@
 //! rest with the scalar code. Elsewhere, and on older CPUs, that is all of them.
 //!
 //! Not here: the integer division of averages (done block by block in scalar code after the vector
-//! sum) and conversions other than those among f32, f16 and bf16.
+//! sum) and intrinsics for conversions other than those among f32, f16 and bf16.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -13,6 +13,8 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+#[cfg(target_arch = "x86_64")]
+mod blocks;
 mod compiled;
 #[cfg(target_arch = "x86_64")]
 mod crc;

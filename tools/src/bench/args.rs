@@ -31,7 +31,8 @@ pub struct SweepArgs {
     )]
     pub step_factor: u64,
 
-    /// Element type: f64 f32 f16 bf16 i8 u8 i32 u32 i64 u64, nccl-tests' names, or all
+    /// Element type: f64 f32 f16 bf16 f8e4m3 f8e5m2 i8 u8 i16 u16 i32 u32 i64 u64 bool c64 c128,
+    /// names of nccl-tests or torch, or all
     #[arg(
         short = 'd',
         long = "datatype",
@@ -40,7 +41,8 @@ pub struct SweepArgs {
     )]
     pub datatype: Types,
 
-    /// Operator: sum prod min max avg premulsum[:FACTOR] bitand, or all that the type has
+    /// Operator: sum prod min max avg premulsum[:FACTOR] bitand bitor bitxor, or all that the type
+    /// has
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
     pub op: Operators,
 
@@ -236,7 +238,7 @@ pub mod tests {
 
     #[test]
     fn all_means_every_type() {
-        assert_eq!(parse("reduce -d all").unwrap().sweep.datatype.0.len(), 10);
+        assert_eq!(parse("reduce -d all").unwrap().sweep.datatype.0.len(), 17);
         assert_eq!(parse("reduce -o all").unwrap().sweep.op, Operators::All);
     }
 

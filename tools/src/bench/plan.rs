@@ -185,13 +185,13 @@ fn check_variants(args: &BenchArgs, ranks: u32) -> Result<Vec<(DataType, ReduceO
         .flat_map(|&d| ops.iter().map(move |&op| (d, op)));
     let variants: Vec<_> = pairs.filter(|(d, op)| op.is_defined_for(*d)).collect();
     if variants.is_empty() {
-        let (needs, examples) = match ops[0] {
-            ReduceOp::BitAnd => ("integers", "i8 u8 i32 u32 i64 u64"),
-            _ => ("floats", "f64 f32 f16 bf16"),
-        };
+        let fitting = (DataType::ALL.into_iter()).filter(|dtype| ops[0].is_defined_for(*dtype));
+        let names: Vec<_> = fitting.map(DataType::name).collect();
         return Err(format!(
-            "--op {} is not defined for {}: it needs {needs}, --datatype {examples}",
-            ops[0], types[0]
+            "--op {} is not defined for {}: it is for --datatype {}",
+            ops[0],
+            types[0],
+            names.join(" ")
         ));
     }
     Ok(variants)
@@ -302,7 +302,9 @@ fn largest_value(dtype: DataType) -> f64 {
     match dtype {
         DataType::F16 => f64::from(half::f16::MAX),
         DataType::Bf16 => f64::from(half::bf16::MAX),
-        DataType::F32 => f64::from(f32::MAX),
+        DataType::F8E4M3 => 448.0,
+        DataType::F8E5M2 => 57344.0,
+        DataType::F32 | DataType::C64 => f64::from(f32::MAX),
         _ => f64::MAX,
     }
 }
@@ -401,12 +403,13 @@ pub mod tests {
     #[test]
     fn every_operator_means_those_the_type_has() {
         let variants = plan("allreduce -d all -o all").unwrap().variants;
-        assert_eq!(variants.len(), 4 * 6 + 6 * 6);
+        let (floats, integers, truth, complex) = (6 * 6, 8 * 8, 7, 2 * 3);
+        assert_eq!(variants.len(), floats + integers + truth + complex);
         assert_eq!(
             plan("allreduce -d all -o bitand").unwrap().variants.len(),
-            6
+            9
         );
-        assert_eq!(plan("broadcast -d all -o all").unwrap().variants.len(), 10);
+        assert_eq!(plan("broadcast -d all -o all").unwrap().variants.len(), 17);
     }
 
     #[test]

@@ -6,11 +6,13 @@
 
 use super::layout::{Segment, Source};
 use half::{bf16, f16};
+use linerate::elements::{Bool, F8E4M3, F8E5M2};
 use linerate::unstable::prng;
 use linerate::{Buffer, DataType, Element, Rank, ReduceOp, Result};
+use num_complex::Complex;
 
 /// One of each operator.
-pub const OPERATORS: [ReduceOp; 7] = [
+pub const OPERATORS: [ReduceOp; 9] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
     ReduceOp::Min,
@@ -18,11 +20,19 @@ pub const OPERATORS: [ReduceOp; 7] = [
     ReduceOp::Avg,
     ReduceOp::PremulSum(2.0),
     ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
 ];
 /// Sums add integers up to this (signed types: down to its negative).
 const ADDEND_MAX: u64 = 3;
-/// Ranks whose factor of a product may be 2: 2^14 is the largest power below the end of f16.
-const DOUBLING_RANKS: Rank = 14;
+/// Ranks whose factor of a product may be 2: 2^14 is the largest power below the ends of f16 and
+/// f8e5m2, 2^8 of f8e4m3.
+const fn doubling_ranks(dtype: DataType) -> Rank {
+    match dtype {
+        DataType::F8E4M3 => 8,
+        _ => 14,
+    }
+}
 /// What outputs are filled with before a run; no result consists of this byte alone.
 const POISON: u8 = 0xa5;
 
@@ -55,7 +65,11 @@ impl Data {
         // Ranks have 12 bits and indices 48, so no two elements of a job share a hash.
         let hash = prng::mix(prng::mix(self.seed) ^ (u64::from(rank) << 48) ^ index);
         let below = |bound: u64| (((hash >> 32) * bound) >> 32) as i64;
-        let is_signed = !matches!(self.dtype, DataType::U8 | DataType::U32 | DataType::U64);
+        if self.dtype == DataType::Bool {
+            return i64::from(self.is_true(hash));
+        }
+        use DataType::{U8, U16, U32, U64};
+        let is_signed = !matches!(self.dtype, U8 | U16 | U32 | U64);
         let symmetric = |most: u64| {
             if is_signed {
                 below(2 * most + 1) - most as i64
@@ -64,18 +78,31 @@ impl Data {
             }
         };
         match self.op {
-            None if self.dtype.is_float() => symmetric(125),
+            None if is_real(self.dtype) => symmetric(125),
             None => hash as i64,
             Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_)) => symmetric(ADDEND_MAX),
             Some(ReduceOp::Prod) => match below(3) {
                 0 => 1,
                 1 => -1,
-                _ if rank < DOUBLING_RANKS => 2,
+                _ if rank < doubling_ranks(self.dtype) => 2,
                 _ => 1,
             },
             Some(ReduceOp::Min | ReduceOp::Max) => symmetric(100),
             // Each bit is set with probability 7/8, so that some are left after a few ranks.
             Some(ReduceOp::BitAnd) => (hash | hash.rotate_left(21) | hash.rotate_left(43)) as i64,
+            Some(ReduceOp::BitOr) => (hash & hash.rotate_left(21) & hash.rotate_left(43)) as i64,
+            Some(ReduceOp::BitXor) => hash as i64,
+        }
+    }
+
+    /// The truth value of an input element with this hash, which decides the result of a few ranks
+    /// as often as not.
+    fn is_true(&self, hash: u64) -> bool {
+        let eighth = (hash >> 32) % 8;
+        match self.op {
+            Some(ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd) => eighth > 0,
+            Some(ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr) => eighth == 0,
+            _ => eighth < 4,
         }
     }
 
@@ -99,11 +126,13 @@ impl Data {
             ReduceOp::Min => T::from_int(inputs().min().unwrap_or(0)),
             ReduceOp::Max => T::from_int(inputs().max().unwrap_or(0)),
             ReduceOp::BitAnd => T::from_int(inputs().fold(-1i64, |a, b| a & b)),
+            ReduceOp::BitOr => T::from_int(inputs().fold(0i64, |a, b| a | b)),
+            ReduceOp::BitXor => T::from_int(inputs().fold(0i64, |a, b| a ^ b)),
             ReduceOp::PremulSum(factor) => {
                 let product = |input: i64| T::from_real(input as f64 * factor).to_real();
                 T::from_real(inputs().map(product).sum())
             }
-            ReduceOp::Avg if T::DTYPE.is_float() => {
+            ReduceOp::Avg if is_real(T::DTYPE) => {
                 T::from_real(sum() as f64 / f64::from(self.ranks))
             }
             ReduceOp::Avg => {
@@ -121,7 +150,7 @@ impl Data {
             Some(ReduceOp::Sum | ReduceOp::Avg) => 1.0,
             _ => return 0.0,
         };
-        if !T::DTYPE.is_float() {
+        if !is_real(T::DTYPE) {
             return 0.0;
         }
         let largest = largest_sum(factor, self.ranks);
@@ -138,6 +167,11 @@ impl Data {
             _ => of_sum,
         }
     }
+}
+
+/// Whether a type is made of floats.
+fn is_real(dtype: DataType) -> bool {
+    dtype.is_float() || dtype.is_complex()
 }
 
 /// The greatest sum of the checked inputs of this many ranks, each times a factor.
@@ -163,7 +197,14 @@ trait Value: Element {
     const EPSILON: f64;
     fn from_int(value: i64) -> Self;
     fn from_real(value: f64) -> Self;
+    /// Of a complex number, its real part.
     fn to_real(self) -> f64;
+    fn is_same(self, other: Self) -> bool {
+        self == other
+    }
+    fn distance(self, other: Self) -> f64 {
+        (self.to_real() - other.to_real()).abs()
+    }
 }
 
 macro_rules! values {
@@ -176,7 +217,54 @@ macro_rules! values {
         })*
     };
 }
-values!(f64, f64::EPSILON; f32, f32::EPSILON as f64; i8, 0.0; u8, 0.0; i32, 0.0; u32, 0.0; i64, 0.0; u64, 0.0);
+values!(f64, f64::EPSILON; f32, f32::EPSILON as f64);
+values!(i8, 0.0; u8, 0.0; i16, 0.0; u16, 0.0; i32, 0.0; u32, 0.0; i64, 0.0; u64, 0.0);
+
+impl Value for Bool {
+    const EPSILON: f64 = 0.0;
+    fn from_int(value: i64) -> Self {
+        (value != 0).into()
+    }
+    fn from_real(value: f64) -> Self {
+        (value != 0.0).into()
+    }
+    fn to_real(self) -> f64 {
+        f64::from(u8::from(bool::from(self)))
+    }
+    /// Results are 0 or 1, so that their bytes are equal.
+    fn is_same(self, other: Self) -> bool {
+        self.to_bits() == other.to_bits()
+    }
+}
+
+/// The imaginary part is the negative of the real one.
+macro_rules! complex {
+    ($($part:ty),*) => {
+        $(impl Value for Complex<$part> {
+            const EPSILON: f64 = <$part as Value>::EPSILON;
+            fn from_int(value: i64) -> Self { Self::new(value as $part, -(value as $part)) }
+            fn from_real(value: f64) -> Self { Self::new(value as $part, -value as $part) }
+            fn to_real(self) -> f64 { self.re.to_real() }
+            fn distance(self, other: Self) -> f64 {
+                // A NaN in either part is far from everything.
+                self.re.distance(other.re) + self.im.distance(other.im)
+            }
+        })*
+    };
+}
+complex!(f32, f64);
+
+macro_rules! float8s {
+    ($($type:ty, $epsilon:literal);*) => {
+        $(impl Value for $type {
+            const EPSILON: f64 = $epsilon;
+            fn from_int(value: i64) -> Self { <$type>::from_f32(value as f32) }
+            fn from_real(value: f64) -> Self { <$type>::from_f32(value as f32) }
+            fn to_real(self) -> f64 { self.to_f32().into() }
+        })*
+    };
+}
+float8s!(F8E4M3, 0.125; F8E5M2, 0.25);
 
 macro_rules! halves {
     ($($type:ty),*) => {
@@ -215,6 +303,13 @@ fn by_type(dtype: DataType) -> &'static dyn Loops {
         DataType::U32 => of!(u32),
         DataType::I64 => of!(i64),
         DataType::U64 => of!(u64),
+        DataType::Bool => of!(Bool),
+        DataType::I16 => of!(i16),
+        DataType::U16 => of!(u16),
+        DataType::F8E4M3 => of!(F8E4M3),
+        DataType::F8E5M2 => of!(F8E5M2),
+        DataType::C64 => of!(Complex<f32>),
+        DataType::C128 => of!(Complex<f64>),
     }
 }
 
@@ -248,7 +343,7 @@ impl<T: Value> Loops for Of<T> {
 }
 
 fn is_close<T: Value>(got: T, want: T, tolerance: f64) -> bool {
-    got == want || (tolerance > 0.0 && (got.to_real() - want.to_real()).abs() <= tolerance)
+    got.is_same(want) || (tolerance > 0.0 && got.distance(want) <= tolerance)
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ fn write<T: Element>(buffer: &Buffer<u8>, index: usize, values: &[T]) {
 /// Reduces as a naive library would: in the type itself, rank after rank.
 fn reduce_f32(data: &Data, elements: u64) -> Vec<f32> {
     let value = |index| {
-        let mut inputs = (0..data.ranks).map(|rank| data.input::<f32>(rank, index));
+        let inputs = (0..data.ranks).map(|rank| data.input::<f32>(rank, index));
         match data.op.unwrap() {
             ReduceOp::Sum => inputs.sum(),
             ReduceOp::Prod => inputs.product(),
@@ -48,7 +48,7 @@ fn reduce_f32(data: &Data, elements: u64) -> Vec<f32> {
             ReduceOp::Max => inputs.fold(f32::NEG_INFINITY, f32::max),
             ReduceOp::Avg => inputs.sum::<f32>() / data.ranks as f32,
             ReduceOp::PremulSum(factor) => inputs.map(|x| x * factor as f32).sum(),
-            ReduceOp::BitAnd => inputs.next().unwrap(),
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => unreachable!("of integers"),
         }
     };
     (0..elements).map(value).collect()

@@ -270,7 +270,8 @@ fn every_collective_is_right_with_one_two_and_three_ranks() {
 fn every_type_and_operator_is_right() {
     let document = bench_json("allreduce -b 4000 -e 4000 --ranks 3 -n 1 -w 0 -d all -o all");
     let results = document["results"].as_array().unwrap();
-    assert_eq!(results.len(), (4 * 6 + 6 * 6) * 2);
+    let (floats, integers, truth, complex) = (6 * 6, 8 * 8, 7, 2 * 3);
+    assert_eq!(results.len(), (floats + integers + truth + complex) * 2);
     for result in results {
         assert_eq!(result["wrong"], 0, "{result}");
     }
