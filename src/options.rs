@@ -1,10 +1,10 @@
 //! What the fields of options are of: of [`Config`](crate::Config),
 //! [`SparseOptions`](crate::SparseOptions), [`PartialOptions`](crate::PartialOptions) and of where
-//! a rank is to join.
+//! a rank is to join. An [`Exchange`] is a way between processes that a program already has.
 //!
 //! A program that keeps the defaults names none of these.
 
-pub use crate::bootstrap::{Launcher, Place, Rendezvous};
+pub use crate::bootstrap::{Exchange, Launcher, Place, Rendezvous};
 pub use crate::config::{
     CrossMemory, FindingsFrom, JobSettings, Secret, TcpSettings, VerbsSettings,
 };

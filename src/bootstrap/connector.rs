@@ -3,6 +3,7 @@
 //! Another program may have the port, the rank may not listen yet, or a route may be missing. So
 //! every address is tried in turn until the deadline, and the error says what was found at each.
 
+use super::busy::BusyClock;
 use super::credentials::Credentials;
 use super::link::{Link, is_loopback, secure, wait_for, write_all};
 use super::listener::TLS_RECORDS;
@@ -10,7 +11,6 @@ use super::secret_socket;
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
-use crate::wait::Clock;
 use crate::wire::{
     Claim, HANDSHAKE_BYTES, HandshakeError, HandshakeMessage, Initiator, Purpose, Tls,
 };
@@ -54,7 +54,7 @@ impl Connector<'_> {
     pub fn connect(
         &self,
         mut addresses: impl FnMut() -> Result<Vec<SocketAddr>>,
-        (deadline, clock): (Time, &Clock),
+        (deadline, clock): (Time, BusyClock<'_>),
     ) -> Result<Link> {
         let mut pause = RETRY;
         let mut wrong_since: Option<Time> = None;
@@ -92,7 +92,7 @@ impl Connector<'_> {
             if now >= deadline || is_hopeless {
                 return Err(self.unreached(&found));
             }
-            std::thread::sleep(pause.min(deadline.since(now)));
+            clock.sleep(pause.min(deadline.since(now)));
             pause = (pause * 2).min(RETRY_MAX.max(pause));
         }
     }
@@ -101,13 +101,17 @@ impl Connector<'_> {
     pub fn connect_once(
         &self,
         addresses: &[SocketAddr],
-        by: (Time, &Clock),
+        by: (Time, BusyClock<'_>),
     ) -> Option<(TcpStream, Option<Box<Tls>>)> {
         let mut addresses = addresses.iter();
         addresses.find_map(|&address| self.prove(address, by).ok())
     }
 
-    fn try_one(&self, address: SocketAddr, by: (Time, &Clock)) -> std::result::Result<Link, Cause> {
+    fn try_one(
+        &self,
+        address: SocketAddr,
+        by: (Time, BusyClock<'_>),
+    ) -> std::result::Result<Link, Cause> {
         let (stream, tls) = self.prove(address, by)?;
         Ok(Link::new(stream, tls, self.bytes_max)?)
     }
@@ -116,7 +120,7 @@ impl Connector<'_> {
     fn prove(
         &self,
         address: SocketAddr,
-        (deadline, clock): (Time, &Clock),
+        (deadline, clock): (Time, BusyClock<'_>),
     ) -> std::result::Result<(TcpStream, Option<Box<Tls>>), Cause> {
         let by = |time| (clock.now().after(time).min(deadline), clock);
         let ask = || {
@@ -240,7 +244,7 @@ impl From<HandshakeError> for Cause {
 fn open(
     address: SocketAddr,
     source: Option<IpAddr>,
-    by: (Time, &Clock),
+    by: (Time, BusyClock<'_>),
 ) -> std::result::Result<TcpStream, Cause> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -268,7 +272,7 @@ fn open(
 
 fn wait_writable(
     socket: &std::os::fd::OwnedFd,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> std::result::Result<(), Cause> {
     loop {
         wait_for(&[socket.as_fd()], PollFlags::OUT, (deadline, clock));
@@ -283,7 +287,7 @@ fn wait_writable(
 
 fn read_message(
     mut stream: &TcpStream,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> std::result::Result<HandshakeMessage, Cause> {
     let mut message = [0; HANDSHAKE_BYTES];
     let mut got = 0;

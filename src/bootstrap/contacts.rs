@@ -3,6 +3,7 @@
 //! Every rank keeps its connection to rank 0 meanwhile: a rank that fails tells rank 0, or rank 0
 //! sees its connection end, and rank 0 tells all.
 
+use super::busy::BusyClock;
 use super::connector::Connector;
 use super::credentials::Credentials;
 use super::link::{Kind, LATE_ANSWER_TIME, Link, Lost, told, wait_for};
@@ -12,7 +13,6 @@ use super::tree::{self, Table};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
-use crate::wait::Clock;
 use rustix::event::PollFlags;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -39,7 +39,7 @@ pub(super) fn spread(
     mut server: Server,
     ranks: u32,
     mut table: Table,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<Table> {
     let gathered = gather_at_head(&mut server, ranks, &mut table, (deadline, clock));
     if let Err(error) = gathered {
@@ -54,7 +54,7 @@ fn gather_at_head(
     server: &mut Server,
     ranks: u32,
     table: &mut Table,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<()> {
     while table.len() < ranks as usize {
         for (_, bytes) in server.poll(Kind::Contacts, clock)? {
@@ -79,7 +79,7 @@ fn late(ranks: u32, table: &Table) -> Error {
     ))
 }
 
-fn send_down(children: &mut [(Rank, Link)], table: &Table, clock: &Clock) -> Result<()> {
+fn send_down(children: &mut [(Rank, Link)], table: &Table, clock: BusyClock<'_>) -> Result<()> {
     let bytes = tree::emit_table(table);
     for (rank, link) in children {
         link.send(
@@ -101,7 +101,7 @@ pub(super) fn pass_on(
     mut other: Other,
     (rank, ranks): (Rank, u32),
     mut table: Table,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<Table> {
     let passed = pass_up(&mut other, (rank, ranks), &mut table, (deadline, clock));
     let (mut children, parent) = match passed {
@@ -125,7 +125,7 @@ fn wait_below(
     parent: Option<Link>,
     mut head: Link,
     rank: Rank,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<Vec<u8>> {
     let who = format!(
         "rank {}, from which the contacts come,",
@@ -192,7 +192,7 @@ fn check_failure(head: &mut Link) -> Result<()> {
 
 /// Tells rank 0 what has gone wrong here. It tells all ranks, this one too, what it heard first:
 /// that is the cause.
-fn first_cause(head: &mut Link, error: Error, clock: &Clock) -> Error {
+fn first_cause(head: &mut Link, error: Error, clock: BusyClock<'_>) -> Error {
     let until = clock.now().after(LATE_ANSWER_TIME);
     head.send_failure(&error.to_string(), (until, clock));
     loop {
@@ -213,7 +213,7 @@ fn pass_up(
     other: &mut Other,
     (rank, ranks): (Rank, u32),
     table: &mut Table,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<Links> {
     let below = tree::children(rank, ranks);
     let mut children: Vec<(Rank, Link)> = Vec::new();

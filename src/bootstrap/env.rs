@@ -365,7 +365,11 @@ fn rank_of(lookup: Lookup<'_>, (rank_name, ranks_name): (&str, &str)) -> Result<
     Ok((rank, ranks))
 }
 
-fn check_rank(rank: Rank, ranks: u32, (rank_name, ranks_name): (&str, &str)) -> Result<()> {
+pub(super) fn check_rank(
+    rank: Rank,
+    ranks: u32,
+    (rank_name, ranks_name): (&str, &str),
+) -> Result<()> {
     if ranks > 0 && ranks <= RANKS_MAX && rank < ranks {
         return Ok(());
     }

@@ -4,9 +4,9 @@
 //! A frame is its length (4 bytes, little-endian) and as many bytes. With TLS all of it is sealed.
 //! The first byte of a link's frame says what the frame is.
 
+use super::busy::BusyClock;
 use crate::error::{Error, Result};
 use crate::time::Time;
-use crate::wait::Clock;
 use crate::wire::{Tls, cut_text};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -61,7 +61,11 @@ impl Frames {
     }
 
     /// Sends these bytes as one frame, at most until the deadline.
-    pub fn send(&mut self, parts: &[&[u8]], by: (Time, &Clock)) -> std::result::Result<(), Lost> {
+    pub fn send(
+        &mut self,
+        parts: &[&[u8]],
+        by: (Time, BusyClock<'_>),
+    ) -> std::result::Result<(), Lost> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let mut frame = Vec::with_capacity(4 + bytes);
         frame.extend((bytes as u32).to_le_bytes());
@@ -188,13 +192,13 @@ impl Link {
         &mut self,
         kind: Kind,
         body: &[u8],
-        by: (Time, &Clock),
+        by: (Time, BusyClock<'_>),
     ) -> std::result::Result<(), Lost> {
         self.frames.send(&[&[kind as u8], body], by)
     }
 
     /// Tells why the job has failed.
-    pub fn send_failure(&mut self, text: &str, by: (Time, &Clock)) {
+    pub fn send_failure(&mut self, text: &str, by: (Time, BusyClock<'_>)) {
         let text = cut_text(text, REASON_BYTES_MAX);
         // A rank that is gone needs no reason.
         let _ = self.send(Kind::Failure, text.as_bytes(), by);
@@ -217,7 +221,7 @@ impl Link {
     pub fn wait(
         &mut self,
         who: &str,
-        (deadline, clock): (Time, &Clock),
+        (deadline, clock): (Time, BusyClock<'_>),
     ) -> Result<(Kind, Vec<u8>)> {
         loop {
             match self.receive() {
@@ -263,9 +267,9 @@ pub(super) fn is_loopback(ip: IpAddr) -> bool {
 pub(super) fn wait_for(
     descriptors: &[BorrowedFd<'_>],
     flags: PollFlags,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) {
-    let time = deadline.since(clock.now()).min(NAP);
+    let time = clock.nap(deadline.since(clock.now()).min(NAP));
     let mut set: Vec<PollFd<'_>> = Vec::with_capacity(descriptors.len());
     set.extend(descriptors.iter().map(|d| PollFd::new(d, flags)));
     let time = Timespec {
@@ -274,6 +278,7 @@ pub(super) fn wait_for(
     };
     // Ends early on signals, like any sleep; callers look again.
     let _ = poll(&mut set, Some(&time));
+    clock.work();
 }
 
 /// Seals these bytes and writes them to a socket that does not block.
@@ -281,7 +286,7 @@ fn write_sealed(
     stream: BorrowedFd<'_>,
     tls: &mut Tls,
     mut bytes: &[u8],
-    by: (Time, &Clock),
+    by: (Time, BusyClock<'_>),
 ) -> std::io::Result<()> {
     while !bytes.is_empty() {
         let mut fill = |room: &mut [u8]| {
@@ -301,7 +306,7 @@ fn write_sealed(
 pub(super) fn secure(
     mut stream: &TcpStream,
     tls: &mut Tls,
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> std::io::Result<()> {
     loop {
         write_all(stream.as_fd(), tls.unsent(), (deadline, clock))?;
@@ -329,7 +334,7 @@ pub(super) fn secure(
 pub(super) fn write_all(
     stream: BorrowedFd<'_>,
     mut bytes: &[u8],
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> std::io::Result<()> {
     while !bytes.is_empty() {
         match send(stream, bytes, SendFlags::NOSIGNAL) {

@@ -1,5 +1,6 @@
 //! Peers that are not ranks of the job, and ranks that are.
 
+use super::super::busy::BusyClock;
 use super::super::connector::Connector;
 use super::super::credentials::read_secret;
 use super::super::link::{Kind, Link};
@@ -195,7 +196,7 @@ fn connect_through(
         };
         let clock = Clock::monotonic();
         let deadline = clock.now().after(Duration::from_secs(20));
-        connector.connect(|| Ok(vec![address]), (deadline, &clock))
+        connector.connect(|| Ok(vec![address]), (deadline, BusyClock::idle(&clock)))
     });
     let there = loop {
         match listener.poll(Time(0)) {
@@ -219,7 +220,10 @@ fn what_is_said_over_tls_is_heard_by_the_other_side_alone() {
         let (there, here, listening) = connect_through(has_tls, has_tls);
         let (mut there, mut here) = (there.unwrap(), here.unwrap());
         let clock = Clock::monotonic();
-        let by = (clock.now().after(Duration::from_secs(20)), &clock);
+        let by = (
+            clock.now().after(Duration::from_secs(20)),
+            BusyClock::idle(&clock),
+        );
         for _ in 0..3 {
             here.send(Kind::Contacts, TEXT, by).unwrap();
             let heard = there.wait("rank 1", by).unwrap();

@@ -2,9 +2,12 @@
 //!
 //! [`place_from_env`] reads what launchers set, purely. [`Meeting`] brings the ranks of a job
 //! together and carries one blob of every rank to every rank: over a Unix socket where all are on
-//! this host (`local.rs`), else over TCP (`network.rs`; read that first). [`Reunion`] is where the
-//! survivors of a failed communicator meet.
+//! this host (`local.rs`), else over TCP (`network.rs`; read that first). Where the caller has a
+//! way between its processes, rank 0 says by it where it listens (`exchange.rs`). [`Reunion`] is
+//! where the survivors of a failed communicator meet.
 
+mod busy;
+mod coming;
 mod connector;
 mod contact;
 mod contacts;
@@ -12,6 +15,7 @@ mod cores;
 mod credentials;
 mod descriptors;
 mod env;
+mod exchange;
 mod identity;
 mod interfaces;
 mod link;
@@ -22,6 +26,7 @@ mod network;
 mod nodelist;
 mod note;
 mod pmi;
+mod posted;
 mod publish;
 mod random;
 mod reunion;
@@ -30,11 +35,13 @@ mod server;
 mod survivors;
 mod tree;
 
+pub use busy::BusyClock;
 pub use contact::RankContact;
 pub use cores::Cores;
 pub use credentials::read_secret;
 pub use descriptors::check_descriptors;
 pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_from_env};
+pub use exchange::{Exchange, GroupKeys};
 pub use identity::HostIdentity;
 pub use netlink::{NetworkLink, network_links};
 pub use random::{fresh_secret, nonce};
@@ -44,7 +51,6 @@ pub use survivors::{Conversation, Message};
 use crate::config::{Config, Secret};
 use crate::error::{Error, Result};
 use crate::types::Rank;
-use crate::wait::Clock;
 use local::Introduction;
 use network::Network;
 use note::note;
@@ -70,13 +76,31 @@ enum Way {
 impl Meeting {
     /// Goes where the ranks of the job meet. Over TCP, waits until all have come, at most for the
     /// timeout of the settings; on one host they come with their blobs.
-    pub fn go_to(place: &Place, config: &Config, clock: &Clock) -> Result<Meeting> {
-        let way = match place.rendezvous {
+    pub fn go_to(place: &Place, config: &Config, clock: BusyClock<'_>) -> Result<Meeting> {
+        let network = match place.rendezvous {
             _ if place.ranks == 1 => None,
             Rendezvous::Host => None,
             _ => Some(Network::meet(place, config, clock)?),
         };
-        let way = way.map_or_else(
+        Ok(Meeting::by(network, place, config))
+    }
+
+    /// As [`Meeting::go_to`], by the caller's exchange.
+    pub fn by_exchange(
+        keys: &GroupKeys<'_>,
+        config: &Config,
+        clock: BusyClock<'_>,
+    ) -> Result<Meeting> {
+        let place = keys.place();
+        let network = match place.ranks {
+            1 => None,
+            _ => Some(Network::meet_by(keys, config, clock)?),
+        };
+        Ok(Meeting::by(network, place, config))
+    }
+
+    fn by(network: Option<Network>, place: &Place, config: &Config) -> Meeting {
+        let way = network.map_or_else(
             || Way::Host {
                 job: place.job.clone(),
                 fingerprint: config.shared_fingerprint(),
@@ -100,7 +124,7 @@ impl Meeting {
                 place.launcher.name()
             ));
         }
-        Ok(meeting)
+        meeting
     }
 
     /// The address of this host at which other ranks can reach this one, and why this one.
@@ -154,15 +178,17 @@ impl Meeting {
 
     /// This rank cannot take part: tells the others, as far as they can be reached soon, and gives
     /// the error back.
-    pub fn decline(self, error: Error, clock: &Clock) -> Error {
+    pub fn decline(self, error: Error, clock: BusyClock<'_>) -> Error {
         match self.way {
-            Way::Host { job, .. } => local::decline(self.rank, self.ranks, &job, error, clock),
+            Way::Host { job, .. } => {
+                local::decline(self.rank, self.ranks, &job, error, clock.clock())
+            }
             Way::Network(network) => network.decline(error, clock),
         }
     }
 
     /// Carries every rank's blob to every rank of the job; returns them by rank.
-    pub fn exchange(self, blob: Vec<u8>, clock: &Clock) -> Result<Vec<Vec<u8>>> {
+    pub fn exchange(self, blob: Vec<u8>, clock: BusyClock<'_>) -> Result<Vec<Vec<u8>>> {
         match self.way {
             Way::Network(network) => network.exchange(&blob, clock),
             Way::Host {
@@ -176,7 +202,7 @@ impl Meeting {
                     fingerprint,
                     blob,
                 };
-                local::exchange(&own, &job, timeout, clock)
+                local::exchange(&own, &job, timeout, clock.clock())
             }
         }
     }

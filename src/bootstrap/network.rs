@@ -13,31 +13,28 @@
 //! reached. Every rank keeps its connection to rank 0 until the contacts are exchanged, so that the
 //! failure of one rank is told to all, with one cause.
 
+use super::busy::BusyClock;
+use super::coming::{Coming, Going};
 use super::connector::Connector;
 use super::contacts::{Other, pass_on, spread};
 use super::credentials::Credentials;
 use super::env::Place;
+use super::exchange::GroupKeys;
 use super::identity::{HostIdentity, own_user};
 use super::interfaces::{self, Interface};
 use super::link::{Kind, LATE_ANSWER_TIME, Link};
 use super::listener::{Listener, TO_HEAD};
 use super::note::note;
-use super::publish::{self, Finder};
+use super::posted::Here;
+use super::publish::{self, Finder, Listening};
 use super::server::Server;
 use super::tree::{self, Table};
 use crate::config::{Config, differing_settings};
 use crate::error::{Error, Result};
 use crate::time::Time;
-use crate::transport::{self, Agreed, Fabric, Offer, Options, agree};
+use crate::transport::{self, Agreed, Offer, Options, agree};
 use crate::types::Rank;
-use crate::wait::Clock;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-
-/// Longest reason that a rank tells another.
-const REASON_CHARS_MAX: usize = 200;
-/// Longest frame of a rank that comes or is to go: four bytes a character of the reason, and less
-/// than 200 for the rest.
-const FRAME_BYTES_MAX: usize = 4 * REASON_CHARS_MAX + 200;
 
 /// Ranks that have met and exchanged nothing yet.
 pub(super) struct Network {
@@ -64,62 +61,61 @@ enum Side {
     Other(Box<Other>),
 }
 
-/// What a rank says when it comes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Coming {
-    ranks: u32,
-    fingerprint: u64,
-    /// Where it listens for its children; 0 if it has none.
-    port: u16,
-    /// Where it is, and whose.
-    host: HostIdentity,
-    user: u64,
-    /// What RDMA devices it has.
-    offer: Offer,
-}
-
-/// Where rank 0 tells the others to go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Going {
-    /// The rank's own address, as rank 0 sees it.
-    own: IpAddr,
-    /// Where its parent listens; `None`: that is rank 0.
-    parent: Option<SocketAddr>,
-    is_one_host: bool,
-    /// Its number among the ranks of its host.
-    local_rank: u32,
-    agreed: Agreed,
-}
-
 impl Network {
     /// Brings the ranks of a job together.
-    pub fn meet(place: &Place, config: &Config, clock: &Clock) -> Result<Network> {
+    pub fn meet(place: &Place, config: &Config, clock: BusyClock<'_>) -> Result<Network> {
         let credentials =
             Credentials::new(&config.job, config.tcp.has_tls, &place.job, place.epoch)?
                 .for_meeting();
-        let list = config.job.interfaces.as_deref();
-        let named = list
-            .map(|list| interfaces::named(&interfaces::list()?, list))
-            .transpose()?;
-        let deadline = clock.now().after(config.timeout);
+        let named = named_interfaces(config)?;
+        let named = named.as_deref();
+        let by = (clock.now().after(config.timeout), clock);
         match place.rank {
-            0 => head(
-                place,
-                config,
-                (&credentials, named.as_deref()),
-                (deadline, clock),
-            ),
-            _ => other(
-                place,
-                config,
-                (credentials, named.as_deref()),
-                (deadline, clock),
-            ),
+            0 => {
+                let listening = publish::listen(place, &credentials, named, config.timeout)?;
+                let heard = (listening, None);
+                head(place, config, heard, (&credentials, named), by)
+            }
+            _ => {
+                let finder = Finder::new(place, config.timeout)?;
+                let addresses = || finder.addresses();
+                let link = reach_head(place, (&credentials, named), addresses, by)?;
+                other(place, config, link, (credentials, named), by)
+            }
         }
     }
 
+    /// As [`Network::meet`], by the caller's exchange. The others hear there what happens to a rank
+    /// before it is connected.
+    pub fn meet_by(keys: &GroupKeys<'_>, config: &Config, clock: BusyClock<'_>) -> Result<Network> {
+        let place = keys.place();
+        let by = (clock.now().after(config.timeout), clock);
+        let named = named_interfaces(config).map_err(|error| keys.decline(error))?;
+        let named = named.as_deref();
+        let (network, here) = match place.rank {
+            0 => {
+                let begun = begin_by(keys, config, named, by);
+                let (listening, credentials, here) = begun.map_err(|error| keys.decline(error))?;
+                let heard = (listening, Some(keys));
+                let met = head(place, config, heard, (&credentials, named), by);
+                keys.close(met.as_ref().err());
+                (met?, here)
+            }
+            _ => {
+                let reached = reach_by(keys, config, named, by);
+                let (link, credentials, here) = reached.map_err(|error| keys.decline(error))?;
+                let network = other(place, config, link, (credentials, named), by)?;
+                (network, here)
+            }
+        };
+        Ok(Network {
+            secret: here.secret.map(String::into_bytes),
+            ..network
+        })
+    }
+
     /// This rank cannot take part after all: tells the others.
-    pub fn decline(self, error: Error, clock: &Clock) -> Error {
+    pub fn decline(self, error: Error, clock: BusyClock<'_>) -> Error {
         let text = format!("rank {} cannot take part: {error}", self.rank);
         match self.side {
             Side::Head(server) => {
@@ -131,7 +127,7 @@ impl Network {
     }
 
     /// Carries every rank's blob to every rank; returns them by rank.
-    pub fn exchange(self, blob: &[u8], clock: &Clock) -> Result<Vec<Vec<u8>>> {
+    pub fn exchange(self, blob: &[u8], clock: BusyClock<'_>) -> Result<Vec<Vec<u8>>> {
         let table: Table = [(self.rank, blob.to_vec())].into();
         let by = (self.deadline, clock);
         let (rank, ranks) = (self.rank, self.ranks);
@@ -149,13 +145,50 @@ impl Network {
     }
 }
 
+/// The interfaces that the settings name.
+fn named_interfaces(config: &Config) -> Result<Option<Vec<Interface>>> {
+    let list = config.job.interfaces.as_deref();
+    list.map(|list| interfaces::named(&interfaces::list()?, list))
+        .transpose()
+}
+
+/// Rank 0 listens, and says so in the caller's exchange.
+fn begin_by(
+    keys: &GroupKeys<'_>,
+    config: &Config,
+    named: Option<&[Interface]>,
+    by: (Time, BusyClock<'_>),
+) -> Result<(Listening, Credentials, Here)> {
+    let mut here = keys.introduce(&config.job)?;
+    let credentials = keys.credentials(config, &here)?;
+    let listening = publish::listen_only(keys.place(), &credentials, named)?;
+    here.addresses.clone_from(&listening.addresses);
+    keys.publish(&here, by)?;
+    Ok((listening, credentials, here))
+}
+
+/// Another rank connects to where rank 0 says it is in the caller's exchange.
+fn reach_by(
+    keys: &GroupKeys<'_>,
+    config: &Config,
+    named: Option<&[Interface]>,
+    by: (Time, BusyClock<'_>),
+) -> Result<(Link, Credentials, Here)> {
+    let here = keys.find(by)?;
+    let credentials = keys.credentials(config, &here)?;
+    let addresses = || keys.addresses(&here, by.1);
+    let link = reach_head(keys.place(), (&credentials, named), addresses, by)?;
+    Ok((link, credentials, here))
+}
+
+/// Rank 0's part: it listens, and looks for failures in the caller's exchange, if there is one.
 fn head(
     place: &Place,
     config: &Config,
+    (listening, keys): (Listening, Option<&GroupKeys<'_>>),
     (credentials, named): (&Credentials, Option<&[Interface]>),
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<Network> {
-    let listening = publish::listen(place, credentials, named, config.timeout)?;
     let addresses = listening.addresses.iter().map(SocketAddr::to_string);
     let addresses: Vec<String> = addresses.collect();
     let mut listener = Listener::new(listening.sockets, 0, credentials)
@@ -178,7 +211,7 @@ fn head(
         user: own_user()?,
         offer: own_offer(place, config),
     };
-    match receive_all(&mut server, &wanted, named, (deadline, clock)) {
+    match receive_all(&mut server, &wanted, (named, keys), (deadline, clock)) {
         Ok(((address, why), is_one_host, agreed)) => Ok(Network {
             rank: 0,
             ranks: place.ranks,
@@ -192,7 +225,8 @@ fn head(
             secret: credentials.made_secret(),
         }),
         Err(error) => {
-            let until = match clock.now() >= deadline {
+            // Who comes later finds the reason in the exchange, if there is one.
+            let until = match keys.is_some() || clock.now() >= deadline {
                 true => clock.now(),
                 false => deadline,
             };
@@ -206,8 +240,8 @@ fn head(
 fn receive_all(
     server: &mut Server,
     wanted: &Coming,
-    named: Option<&[Interface]>,
-    (deadline, clock): (Time, &Clock),
+    (named, keys): (Option<&[Interface]>, Option<&GroupKeys<'_>>),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<((IpAddr, String), bool, Agreed)> {
     let ranks = wanted.ranks;
     let mut come: Vec<Option<Coming>> = vec![None; ranks as usize];
@@ -223,7 +257,11 @@ fn receive_all(
         if come.iter().all(Option::is_some) {
             break;
         }
-        if clock.now() >= deadline {
+        let is_late = clock.now() >= deadline;
+        if let Some(keys) = keys {
+            keys.look(is_late, clock)?;
+        }
+        if is_late {
             return Err(absent(&come, &server.refusals()));
         }
         server.sleep((deadline, clock));
@@ -277,10 +315,6 @@ fn own_offer(place: &Place, config: &Config) -> Offer {
         ..Options::default()
     };
     transport::own_offer(place.rank, place.ranks, &options)
-}
-
-fn hosts_word(is_one_host: bool) -> &'static str {
-    if is_one_host { "one" } else { "several" }
 }
 
 /// The address of rank 0's host at which most ranks of other hosts have arrived; without any, at
@@ -351,32 +385,55 @@ fn absent(come: &[Option<Coming>], refusals: &str) -> Error {
     ))
 }
 
+/// Another rank's connection to rank 0, which is at one of these addresses.
+fn reach_head(
+    place: &Place,
+    (credentials, named): (&Credentials, Option<&[Interface]>),
+    addresses: impl FnMut() -> Result<Vec<SocketAddr>>,
+    by: (Time, BusyClock<'_>),
+) -> Result<Link> {
+    let connector = Connector {
+        credentials,
+        own: place.rank,
+        peer: 0,
+        detail: TO_HEAD,
+        source: source_of(named),
+        bytes_max: tree::table_bytes_max(place.ranks),
+    };
+    connector.connect(addresses, by)
+}
+
+/// The address to connect from, if the settings name one.
+fn source_of(named: Option<&[Interface]>) -> Option<IpAddr> {
+    Some(named?.first()?.ip)
+}
+
+/// Another rank's part, once it is connected to rank 0.
 fn other(
     place: &Place,
     config: &Config,
+    mut head: Link,
     (credentials, named): (Credentials, Option<&[Interface]>),
-    (deadline, clock): (Time, &Clock),
+    (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<Network> {
     let (rank, ranks) = (place.rank, place.ranks);
-    let finder = Finder::new(place, config.timeout)?;
-    let source = named
-        .and_then(|named| named.first())
-        .map(|interface| interface.ip);
-    let connector = Connector {
-        credentials: &credentials,
-        own: rank,
-        peer: 0,
-        detail: TO_HEAD,
-        source,
-        bytes_max: tree::table_bytes_max(ranks),
-    };
-    let mut head = connector.connect(|| finder.addresses(), (deadline, clock))?;
     let patience = deadline.after(LATE_ANSWER_TIME);
-    let has_children = !tree::children(rank, ranks).is_empty();
-    let listener = has_children.then(|| listen_for_children(&head, rank, &credentials));
-    let (listener, port) = match listener.transpose() {
-        Ok(Some((listener, port))) => (Some(listener), port),
-        Ok(None) => (None, 0),
+    let prepare = || -> Result<(Option<Listener>, Coming)> {
+        let has_children = !tree::children(rank, ranks).is_empty();
+        let listener = has_children.then(|| listen_for_children(&head, rank, &credentials));
+        let (listener, port) = listener.transpose()?.unzip();
+        let coming = Coming {
+            ranks,
+            fingerprint: config.shared_fingerprint(),
+            port: port.unwrap_or(0),
+            host: HostIdentity::own(config.host_id.as_deref())?,
+            user: own_user()?,
+            offer: own_offer(place, config),
+        };
+        Ok((listener, coming))
+    };
+    let (listener, coming) = match prepare() {
+        Ok(prepared) => prepared,
         Err(error) => {
             head.send_failure(
                 &format!("rank {rank} cannot take part: {error}"),
@@ -384,14 +441,6 @@ fn other(
             );
             return Err(error);
         }
-    };
-    let coming = Coming {
-        ranks,
-        fingerprint: config.shared_fingerprint(),
-        port,
-        host: HostIdentity::own(config.host_id.as_deref())?,
-        user: own_user()?,
-        offer: own_offer(place, config),
     };
     // Where rank 0 was quicker to refuse, its reason is there to be read.
     let _ = head.send(Kind::Come, &coming.emit(), (patience, clock));
@@ -408,7 +457,7 @@ fn other(
             head,
             listener,
             parent: go.parent,
-            source,
+            source: source_of(named),
             credentials,
         })),
         deadline,
@@ -452,106 +501,6 @@ fn explain(head: &Link, is_named: bool, address: IpAddr) -> String {
         (false, true) if address.is_loopback() => "all ranks are on this host".into(),
         (false, true) => "rank 0 is on this host, and the others reach it there".into(),
         (false, false) => format!("the route to rank 0 at {} leaves by it", head.from.ip()),
-    }
-}
-
-impl Going {
-    /// Words, and the reason last: it has several.
-    fn emit(&self) -> String {
-        let parent = self.parent.map_or("-".into(), |parent| parent.to_string());
-        let hosts = hosts_word(self.is_one_host);
-        let far = far_word(self.agreed.is_verbs, self.agreed.is_pity);
-        let reason: String = self.agreed.reason.chars().take(REASON_CHARS_MAX).collect();
-        let local = self.local_rank;
-        format!("{} {parent} {hosts} {local} {far} {reason}", self.own)
-    }
-
-    fn parse(text: &[u8]) -> Result<Going> {
-        let shown = String::from_utf8_lossy(&text[..text.len().min(FRAME_BYTES_MAX)]);
-        let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
-        let words: Vec<&str> = shown.splitn(6, ' ').collect();
-        let &[own, parent, hosts, local_rank, far, reason] = words.as_slice() else {
-            return Err(bad());
-        };
-        let parent = match parent {
-            "-" => None,
-            address => Some(address.parse().map_err(|_| bad())?),
-        };
-        let mut either = [true, false].into_iter();
-        let is_one_host = either.find(|&one| hosts_word(one) == hosts);
-        let all = [(true, false), (false, true), (false, false)];
-        let far = all
-            .into_iter()
-            .find(|&(is_verbs, is_pity)| far_word(is_verbs, is_pity) == far);
-        let (is_verbs, is_pity) = far.ok_or_else(bad)?;
-        Ok(Going {
-            own: own.parse().map_err(|_| bad())?,
-            parent,
-            is_one_host: is_one_host.ok_or_else(bad)?,
-            local_rank: local_rank.parse().map_err(|_| bad())?,
-            agreed: Agreed {
-                is_verbs,
-                reason: reason.into(),
-                is_pity,
-            },
-        })
-    }
-}
-
-fn far_word(is_verbs: bool, is_pity: bool) -> &'static str {
-    match (is_verbs, is_pity) {
-        (true, _) => "verbs",
-        (false, true) => "tcp-although",
-        (false, false) => "tcp",
-    }
-}
-
-impl Coming {
-    fn emit(&self) -> Vec<u8> {
-        let mut bytes = self.host.0.to_le_bytes().to_vec();
-        bytes.extend(self.ranks.to_le_bytes());
-        bytes.extend(self.fingerprint.to_le_bytes());
-        bytes.extend(self.port.to_le_bytes());
-        bytes.extend(self.user.to_le_bytes());
-        // The fabric's number, or 0 and why there is none.
-        match &self.offer {
-            Ok(fabric) => {
-                let at = Fabric::ALL.iter().position(|one| one == fabric);
-                bytes.push(1 + at.expect("all are there") as u8);
-            }
-            Err(why) => {
-                bytes.push(0);
-                let why: String = why.chars().take(REASON_CHARS_MAX).collect();
-                bytes.extend(why.as_bytes());
-            }
-        }
-        bytes
-    }
-
-    fn parse(bytes: &[u8]) -> Result<Coming> {
-        let length = bytes.len();
-        let malformed = || Error::Malformed(format!("a rank that comes says {length} bytes"));
-        let (bytes, more) = bytes
-            .split_first_chunk::<30>()
-            .filter(|_| length <= FRAME_BYTES_MAX)
-            .ok_or_else(malformed)?;
-        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let offer = match more {
-            [0, why @ ..] => Err(String::from_utf8_lossy(why).into_owned()),
-            [number] => {
-                let found = Fabric::ALL.get(usize::from(*number) - 1);
-                Ok(*found.ok_or_else(malformed)?)
-            }
-            _ => return Err(malformed()),
-        };
-        Ok(Coming {
-            ranks: u32::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])),
-            fingerprint: long(12),
-            port: u16::from_le_bytes([bytes[20], bytes[21]]),
-            host: HostIdentity(long(0)),
-            user: long(22),
-            offer,
-        })
     }
 }
 

@@ -1,8 +1,11 @@
 //! Ranks as threads that meet over loopback.
 
+use super::super::coming::FRAME_BYTES_MAX;
 use super::super::contact::CONTACT_BYTES_MAX;
 use super::*;
 use crate::config::{JobSettings, Secret};
+use crate::transport::Fabric;
+use crate::wait::Clock;
 use std::time::Duration;
 
 fn settings() -> Config {
@@ -47,9 +50,10 @@ fn two_hundred_ranks_exchange_blobs_of_any_length() {
     let blob = |rank: Rank| vec![rank as u8; (rank as usize * 37) % (CONTACT_BYTES_MAX + 1)];
     let results = run(ranks, |place, config| {
         let clock = Clock::monotonic();
-        let network = Network::meet(&place, &config, &clock).unwrap();
+        let clock = BusyClock::idle(&clock);
+        let network = Network::meet(&place, &config, clock).unwrap();
         assert!(network.address.is_loopback());
-        network.exchange(&blob(place.rank), &clock).unwrap()
+        network.exchange(&blob(place.rank), clock).unwrap()
     });
     let expected: Vec<Vec<u8>> = (0..ranks).map(blob).collect();
     assert!(results.iter().all(|result| *result == expected));
@@ -61,11 +65,12 @@ fn a_rank_that_leaves_between_meeting_and_exchange_is_named_to_all() {
     // with it.
     let results = run(6, |place, config| {
         let clock = Clock::monotonic();
-        let met = Network::meet(&place, &config, &clock);
+        let clock = BusyClock::idle(&clock);
+        let met = Network::meet(&place, &config, clock);
         match place.rank {
             5 => met.map(|_| String::new()).unwrap(),
             // Who is slow hears of it while it still meets.
-            _ => match met.and_then(|network| network.exchange(&[1], &clock)) {
+            _ => match met.and_then(|network| network.exchange(&[1], clock)) {
                 Err(error) => error.to_string(),
                 Ok(_) => String::from("no error"),
             },
@@ -83,11 +88,12 @@ fn a_rank_that_leaves_between_meeting_and_exchange_is_named_to_all() {
 fn a_rank_that_declines_tells_all_why() {
     let results = run(6, |place, config| {
         let clock = Clock::monotonic();
-        let met = Network::meet(&place, &config, &clock);
+        let clock = BusyClock::idle(&clock);
+        let met = Network::meet(&place, &config, clock);
         let told = match place.rank {
-            5 => met.map(|network| network.decline(Error::invalid("no memory is left"), &clock)),
+            5 => met.map(|network| network.decline(Error::invalid("no memory is left"), clock)),
             // Who is slow hears of it while it still meets.
-            _ => Ok((met.and_then(|network| network.exchange(&[1], &clock))).unwrap_err()),
+            _ => Ok((met.and_then(|network| network.exchange(&[1], clock))).unwrap_err()),
         };
         told.unwrap().to_string()
     });

@@ -78,7 +78,8 @@ pub(super) fn listen(
     Ok(listening)
 }
 
-fn listen_only(
+/// Rank 0 listens as its rendezvous wants.
+pub(super) fn listen_only(
     place: &Place,
     credentials: &Credentials,
     named: Option<&[Interface]>,
@@ -324,12 +325,12 @@ fn read_file(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-fn emit_addresses(addresses: &[SocketAddr]) -> String {
+pub(super) fn emit_addresses(addresses: &[SocketAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
     texts.join(",")
 }
 
-fn parse_addresses(text: &str) -> Result<Vec<SocketAddr>> {
+pub(super) fn parse_addresses(text: &str) -> Result<Vec<SocketAddr>> {
     if text == FAILED {
         let text = "rank 0 could not listen for the others; see what it printed";
         return Err(Error::Bootstrap(text.into()));

@@ -3,6 +3,7 @@
 //! hosts it is a port of the leader's host, one of several that follow from the same two numbers;
 //! connections begin with the handshake there, and are encrypted if the settings say so.
 
+use super::busy::BusyClock;
 use super::connector::Connector;
 use super::credentials::Credentials;
 use super::env::ports_of;
@@ -123,7 +124,8 @@ impl Reunion {
             bytes_max: FRAME_BYTES_MAX,
         };
         let places = self.addresses(network, leader);
-        let proven = connector.connect_once(&places, (clock.now().after(VISIT_TIME), clock));
+        let until = clock.now().after(VISIT_TIME);
+        let proven = connector.connect_once(&places, (until, BusyClock::idle(clock)));
         Ok(proven.and_then(|(stream, tls)| Conversation::new(stream.into(), tls, clock)))
     }
 

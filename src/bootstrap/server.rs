@@ -3,12 +3,12 @@
 //!
 //! It has no thread of its own: rank 0 polls it while it waits for the others.
 
+use super::busy::BusyClock;
 use super::link::{Kind, Link, Lost, told, wait_for};
 use super::listener::{Authenticated, Listener, TO_HEAD};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
-use crate::wait::Clock;
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -51,7 +51,7 @@ impl Server {
     }
 
     /// Sleeps until something comes, at most until the deadline.
-    pub fn sleep(&self, by: (Time, &Clock)) {
+    pub fn sleep(&self, by: (Time, BusyClock<'_>)) {
         let links = self.links.values().map(AsFd::as_fd);
         let set: Vec<_> = self.listener.descriptors().chain(links).collect();
         wait_for(&set, PollFlags::IN, by);
@@ -59,7 +59,7 @@ impl Server {
 
     /// The frames that have come since the last call, all of the one kind that is due, with their
     /// senders. Does not block.
-    pub fn poll(&mut self, due: Kind, clock: &Clock) -> Result<Vec<(Rank, Vec<u8>)>> {
+    pub fn poll(&mut self, due: Kind, clock: BusyClock<'_>) -> Result<Vec<(Rank, Vec<u8>)>> {
         for authenticated in self.listener.poll(clock.now())? {
             self.admit(authenticated, clock)?;
         }
@@ -82,7 +82,7 @@ impl Server {
         Ok(frames)
     }
 
-    fn admit(&mut self, new: Authenticated, clock: &Clock) -> Result<()> {
+    fn admit(&mut self, new: Authenticated, clock: BusyClock<'_>) -> Result<()> {
         let rank = new.rank;
         // A rank that is gone as soon as it has come connects again or not.
         let Ok(mut link) = Link::new(new.stream, new.tls, self.bytes_max) else {
@@ -108,7 +108,13 @@ impl Server {
     }
 
     /// Sends a frame to a rank that has come.
-    pub fn send(&mut self, rank: Rank, kind: Kind, body: &[u8], clock: &Clock) -> Result<()> {
+    pub fn send(
+        &mut self,
+        rank: Rank,
+        kind: Kind,
+        body: &[u8],
+        clock: BusyClock<'_>,
+    ) -> Result<()> {
         let by = (clock.now().after(SEND_TIME), clock);
         let link = self.links.get_mut(&rank);
         let sent = link.map_or(Ok(()), |link| link.send(kind, body, by));
@@ -117,7 +123,7 @@ impl Server {
 
     /// The job cannot start: tells those who have come why, and until then (at most for some
     /// seconds) those who come.
-    pub fn fail(mut self, error: Error, (deadline, clock): (Time, &Clock)) -> Error {
+    pub fn fail(mut self, error: Error, (deadline, clock): (Time, BusyClock<'_>)) -> Error {
         let text = error.to_string();
         let mut told_count = 0;
         let by = || (clock.now().after(SEND_TIME), clock);

@@ -4,6 +4,7 @@
 //! connect. A frame has a kind, a round, and what belongs to it; numbers are little-endian and have
 //! 32 bits. Who decides what when is in `comm/rebuild`.
 
+use super::busy::BusyClock;
 use super::contact::CONTACT_BYTES_MAX;
 use super::link::{Frames, Lost};
 use crate::error::{Error, Result};
@@ -164,7 +165,10 @@ impl Conversation {
 
     /// Says something. A side that is gone is found by [`Conversation::hear`].
     pub fn say(&mut self, message: &Message) {
-        let by = (self.clock.now().after(SEND_TIME), &self.clock);
+        let by = (
+            self.clock.now().after(SEND_TIME),
+            BusyClock::idle(&self.clock),
+        );
         let _ = self.frames.send(&[&message.emit()], by);
     }
 

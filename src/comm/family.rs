@@ -31,7 +31,7 @@ pub(crate) trait Member: Send + Sync {
     fn sleep(&self, time: Duration, is_over: &dyn Fn() -> bool);
 }
 
-/// The communicators of one process that come from one another by split, duplicate and rebuild. A
+/// The communicators of one process that come from one another (split, sibling, rebuild). A
 /// communicator that a thread of its own attends to for good is no member.
 #[derive(Debug)]
 pub(crate) struct Family {

@@ -1,10 +1,10 @@
-//! How a rank joins a job: from the environment, or by name.
+//! How a rank joins a job: from the environment, by name, or by the caller's exchange.
 
 use super::communicator::Communicator;
 use super::connect::{self, Common, Origin};
 use super::say::say;
 use super::{fetching, host};
-use crate::bootstrap::{self, Meeting, Place};
+use crate::bootstrap::{self, BusyClock, Exchange, GroupKeys, Meeting, Place};
 use crate::config::{Config, Progress};
 use crate::error::Result;
 use crate::types::Rank;
@@ -33,24 +33,117 @@ impl Communicator {
         Communicator::join_at(&Place::named(rank, ranks, job)?, config)
     }
 
+    /// Joins a job whose processes already have a way between them, such as torch's `Store`: an
+    /// [`Exchange`] of small values by key. No port and no name of a job is agreed on. Rank 0
+    /// listens on a free port and puts where it is, and each other rank gets that one value; how
+    /// many puts and gets a rank makes does not depend on the number of ranks. Waits until all have
+    /// come, at most the configured timeout.
+    ///
+    /// `name` is 1 to 200 bytes that all ranks name alike and that no other use of this exchange
+    /// has, as the prefix of torch's `PrefixStore`. Keys begin with `linerate/` and the name. What
+    /// stays in the exchange is one short value.
+    ///
+    /// If no secret is set ([`JobSettings::secret`]), rank 0 makes one and sends it by the
+    /// exchange: who reads the exchange while the ranks meet can join. With one set, nothing secret
+    /// goes there.
+    ///
+    /// ```
+    /// use linerate::options::Exchange;
+    /// use linerate::{Communicator, Config, ReduceOp};
+    /// use std::collections::HashMap;
+    /// use std::sync::{Condvar, Mutex};
+    /// use std::time::Duration;
+    ///
+    /// /// A map that the threads of this process share.
+    /// #[derive(Default)]
+    /// struct Map(Mutex<HashMap<String, Vec<u8>>>, Condvar);
+    ///
+    /// type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+    ///
+    /// impl Exchange for Map {
+    ///     fn put(&self, key: &str, value: &[u8], _: Duration) -> Fallible<()> {
+    ///         self.0.lock().unwrap().insert(key.into(), value.into());
+    ///         self.1.notify_all();
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn get(&self, key: &str, limit: Duration) -> Fallible<Option<Vec<u8>>> {
+    ///         let map = self.0.lock().unwrap();
+    ///         let is_missing = |map: &mut HashMap<_, _>| !map.contains_key(key);
+    ///         let (map, _) = self.1.wait_timeout_while(map, limit, is_missing).unwrap();
+    ///         Ok(map.get(key).cloned())
+    ///     }
+    /// }
+    ///
+    /// let exchange = Map::default();
+    /// let run = |rank| -> linerate::Result<f32> {
+    ///     let world = Communicator::join_by(rank, 2, "world", &exchange, Config::default())?;
+    ///     let mut data = [1.0f32; 100];
+    ///     world.all_reduce(&mut data, ReduceOp::Sum)?;
+    ///     world.finalize()?;
+    ///     Ok(data[0])
+    /// };
+    /// let sums = std::thread::scope(|scope| {
+    ///     let ranks = [0, 1].map(|rank| scope.spawn(move || run(rank)));
+    ///     ranks.map(|rank| rank.join().unwrap())
+    /// });
+    /// assert!(sums.into_iter().all(|sum| sum == Ok(2.0)));
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a rank, a name or a setting that is out of range.
+    /// [`Error::Bootstrap`] if a rank cannot take part, with its reason, on all ranks; if ranks do
+    /// not come in time; if the exchange returns an error, with the rank, the key and that error;
+    /// if the name was used twice. [`Error::Malformed`] if a key holds anything else.
+    ///
+    /// [`JobSettings::secret`]: crate::options::JobSettings::secret
+    /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument
+    /// [`Error::Bootstrap`]: crate::Error::Bootstrap
+    /// [`Error::Malformed`]: crate::Error::Malformed
+    pub fn join_by(
+        rank: Rank,
+        ranks: u32,
+        name: &str,
+        exchange: &dyn Exchange,
+        config: Config,
+    ) -> Result<Communicator> {
+        let keys = GroupKeys::new((rank, ranks), name, exchange)?;
+        config.check().map_err(|error| keys.decline(error))?;
+        let clock = Clock::monotonic();
+        let (config, why_fetching) = fetching::settle(config, ranks, &clock);
+        let meeting = Meeting::by_exchange(&keys, &config, BusyClock::idle(&clock))?;
+        Communicator::join_met(keys.place(), meeting, (config, &why_fetching), clock)
+    }
+
     /// Joins the job that `place` names, as the rank that `place` names.
     pub fn join_at(place: &Place, config: Config) -> Result<Communicator> {
         config.check()?;
         let clock = Clock::monotonic();
+        let (config, why_fetching) = fetching::settle(config, place.ranks, &clock);
+        let meeting = Meeting::go_to(place, &config, BusyClock::idle(&clock))?;
+        Communicator::join_met(place, meeting, (config, &why_fetching), clock)
+    }
+
+    /// Joins the ranks that this one has met.
+    fn join_met(
+        place: &Place,
+        meeting: Meeting,
+        (config, why_fetching): (Config, &str),
+        clock: Clock,
+    ) -> Result<Communicator> {
         let (rank, ranks) = (place.rank, place.ranks);
-        let (config, why_fetching) = fetching::settle(config, ranks, &clock);
-        let meeting = Meeting::go_to(place, &config, &clock)?;
-        let config = meeting.settle(config)?;
-        let (mut engine, blob) = match connect::open(rank, ranks, &config) {
+        let settled = meeting.settle(config);
+        let opened = settled.and_then(|config| Ok((connect::open(rank, ranks, &config)?, config)));
+        let ((mut engine, blob), config) = match opened {
             Ok(opened) => opened,
             // Tells the other ranks, so that they do not wait for this one.
-            Err(error) => return Err(meeting.decline(error, &clock)),
+            Err(error) => return Err(meeting.decline(error, BusyClock::idle(&clock))),
         };
-        let contacts = meeting.exchange(blob, &clock)?;
+        let contacts = meeting.exchange(blob, BusyClock::idle(&clock))?;
         let common = connect::connect(&mut engine, &contacts, &clock, || {})?;
         let communicator = connect::finish(engine, Origin::new(clock)?, false, &common);
         if config.debug {
-            communicator.say_what_was_chosen(&config, &common, &why_fetching);
+            communicator.say_what_was_chosen(&config, &common, why_fetching);
         }
         Ok(communicator)
     }

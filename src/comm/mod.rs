@@ -1,8 +1,9 @@
 //! What users hold: [`Communicator`], [`Buffer`], [`Operation`] and [`Group`], and [`Simulation`]
 //! for ranks in virtual time.
 //!
-//! A communicator is made from a job (`join.rs`), from another communicator (`split.rs`), or from
-//! the survivors of one that has failed (`rebuild/`). Each of these ways ends in `connect.rs`.
+//! A communicator is made from a job (`join.rs`), from another communicator (`split.rs`,
+//! `sibling.rs`), or from the survivors of one that has failed (`rebuild/`). Each of these ways
+//! ends in `connect.rs`.
 //!
 //! How a call runs: a method makes a `Call` (`collectives.rs`, `started.rs`, `builder.rs`,
 //! `group.rs`). Then `submit.rs` takes four steps: it checks the call (`check.rs`), chooses a
@@ -46,6 +47,7 @@ mod rebuild;
 mod repeats;
 mod say;
 mod shape;
+mod sibling;
 mod simulation;
 mod sparse;
 mod split;

@@ -4,9 +4,12 @@
 //! Ranks are threads here, each with communicators of its own family, as if they were processes;
 //! `tests/rebuild.rs` has real ones.
 
+mod exchange;
+mod joined;
 mod queue;
 mod random;
 mod repeats;
+mod siblings;
 mod timeouts;
 mod traffic;
 

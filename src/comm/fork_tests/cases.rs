@@ -2,6 +2,7 @@
 
 use super::calls::{self, Try};
 use super::{Held, adopt, is_refused, sparse_options, tensors};
+use crate::bootstrap::Exchange;
 use crate::comm::{
     Buffer, Fusion, Operation, PartialAllreduce, PartialFusion, PartialFusionOptions,
     SparseAllreduce,
@@ -15,6 +16,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+type Fallible<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 type Case = (&'static str, bool);
 
 /// Calls every function; returns its name and whether it did what it may do in a child.
@@ -31,6 +33,19 @@ pub(super) fn cases(held: &mut Held) -> Vec<Case> {
     cases.extend(of_memory(held));
     cases.extend(of_simulation(held));
     cases
+}
+
+/// A child asks for nothing.
+struct Unused;
+
+impl Exchange for Unused {
+    fn put(&self, key: &str, _: &[u8], _: Duration) -> Fallible<()> {
+        panic!("a child puts {key}")
+    }
+
+    fn get(&self, key: &str, _: Duration) -> Fallible<Option<Vec<u8>>> {
+        panic!("a child gets {key}")
+    }
 }
 
 fn of_communicator(held: &mut Held) -> Vec<Case> {
@@ -53,6 +68,10 @@ fn of_communicator(held: &mut Held) -> Vec<Case> {
         ("Communicator::rebuild", is_refused(comm.rebuild())),
         ("Communicator::split", is_refused(comm.split(Some(0), 0))),
         ("Communicator::duplicate", is_refused(comm.duplicate())),
+        (
+            "Communicator::sibling",
+            is_refused(comm.sibling(&[comm.rank()], "a child", &Unused)),
+        ),
         ("Communicator::alloc", is_refused(comm.alloc::<u8>(64))),
         (
             "Communicator::adopt",

@@ -1,0 +1,144 @@
+//! What a rank says to rank 0 when it comes ([`Coming`]), and what rank 0 answers when all have
+//! come ([`Going`]), as bytes.
+
+use super::identity::HostIdentity;
+use crate::error::{Error, Result};
+use crate::transport::{Agreed, Fabric, Offer};
+use std::net::{IpAddr, SocketAddr};
+
+/// Longest reason that a rank tells another.
+const REASON_CHARS_MAX: usize = 200;
+/// Longest frame of a rank that comes or is to go: four bytes a character of the reason, and less
+/// than 200 for the rest.
+pub(super) const FRAME_BYTES_MAX: usize = 4 * REASON_CHARS_MAX + 200;
+
+/// What a rank says when it comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Coming {
+    pub ranks: u32,
+    pub fingerprint: u64,
+    /// Where it listens for its children; 0 if it has none.
+    pub port: u16,
+    /// Where it is, and whose.
+    pub host: HostIdentity,
+    pub user: u64,
+    /// What RDMA devices it has.
+    pub offer: Offer,
+}
+
+/// Where rank 0 tells the others to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Going {
+    /// The rank's own address, as rank 0 sees it.
+    pub own: IpAddr,
+    /// Where its parent listens; `None`: that is rank 0.
+    pub parent: Option<SocketAddr>,
+    pub is_one_host: bool,
+    /// Its number among the ranks of its host.
+    pub local_rank: u32,
+    pub agreed: Agreed,
+}
+
+fn hosts_word(is_one_host: bool) -> &'static str {
+    if is_one_host { "one" } else { "several" }
+}
+
+impl Going {
+    /// Words, and the reason last: it has several.
+    pub fn emit(&self) -> String {
+        let parent = self.parent.map_or("-".into(), |parent| parent.to_string());
+        let hosts = hosts_word(self.is_one_host);
+        let far = far_word(self.agreed.is_verbs, self.agreed.is_pity);
+        let reason: String = self.agreed.reason.chars().take(REASON_CHARS_MAX).collect();
+        let local = self.local_rank;
+        format!("{} {parent} {hosts} {local} {far} {reason}", self.own)
+    }
+
+    pub fn parse(text: &[u8]) -> Result<Going> {
+        let shown = String::from_utf8_lossy(&text[..text.len().min(FRAME_BYTES_MAX)]);
+        let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
+        let words: Vec<&str> = shown.splitn(6, ' ').collect();
+        let &[own, parent, hosts, local_rank, far, reason] = words.as_slice() else {
+            return Err(bad());
+        };
+        let parent = match parent {
+            "-" => None,
+            address => Some(address.parse().map_err(|_| bad())?),
+        };
+        let mut either = [true, false].into_iter();
+        let is_one_host = either.find(|&one| hosts_word(one) == hosts);
+        let all = [(true, false), (false, true), (false, false)];
+        let far = all
+            .into_iter()
+            .find(|&(is_verbs, is_pity)| far_word(is_verbs, is_pity) == far);
+        let (is_verbs, is_pity) = far.ok_or_else(bad)?;
+        Ok(Going {
+            own: own.parse().map_err(|_| bad())?,
+            parent,
+            is_one_host: is_one_host.ok_or_else(bad)?,
+            local_rank: local_rank.parse().map_err(|_| bad())?,
+            agreed: Agreed {
+                is_verbs,
+                reason: reason.into(),
+                is_pity,
+            },
+        })
+    }
+}
+
+fn far_word(is_verbs: bool, is_pity: bool) -> &'static str {
+    match (is_verbs, is_pity) {
+        (true, _) => "verbs",
+        (false, true) => "tcp-although",
+        (false, false) => "tcp",
+    }
+}
+
+impl Coming {
+    pub fn emit(&self) -> Vec<u8> {
+        let mut bytes = self.host.0.to_le_bytes().to_vec();
+        bytes.extend(self.ranks.to_le_bytes());
+        bytes.extend(self.fingerprint.to_le_bytes());
+        bytes.extend(self.port.to_le_bytes());
+        bytes.extend(self.user.to_le_bytes());
+        // The fabric's number, or 0 and why there is none.
+        match &self.offer {
+            Ok(fabric) => {
+                let at = Fabric::ALL.iter().position(|one| one == fabric);
+                bytes.push(1 + at.expect("all are there") as u8);
+            }
+            Err(why) => {
+                bytes.push(0);
+                let why: String = why.chars().take(REASON_CHARS_MAX).collect();
+                bytes.extend(why.as_bytes());
+            }
+        }
+        bytes
+    }
+
+    pub fn parse(bytes: &[u8]) -> Result<Coming> {
+        let length = bytes.len();
+        let malformed = || Error::Malformed(format!("a rank that comes says {length} bytes"));
+        let (bytes, more) = bytes
+            .split_first_chunk::<30>()
+            .filter(|_| length <= FRAME_BYTES_MAX)
+            .ok_or_else(malformed)?;
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let offer = match more {
+            [0, why @ ..] => Err(String::from_utf8_lossy(why).into_owned()),
+            [number] => {
+                let found = Fabric::ALL.get(usize::from(*number) - 1);
+                Ok(*found.ok_or_else(malformed)?)
+            }
+            _ => return Err(malformed()),
+        };
+        Ok(Coming {
+            ranks: u32::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])),
+            fingerprint: long(12),
+            port: u16::from_le_bytes([bytes[20], bytes[21]]),
+            host: HostIdentity(long(0)),
+            user: long(22),
+            offer,
+        })
+    }
+}
