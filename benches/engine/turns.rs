@@ -57,6 +57,7 @@ impl Place {
         let arguments = self.calls[self.calls_made % self.calls.len()];
         self.calls_made += 1;
         let call = TaskCall {
+            timeout: None,
             arguments,
             prepared: self.prepared.clone(),
             fallback: None,
