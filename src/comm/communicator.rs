@@ -133,9 +133,9 @@ impl Communicator {
     }
 
     /// Sets how long an operation of this communicator may make no progress before the communicator
-    /// fails on all ranks, with an error that names the missing ranks. It holds for operations under
-    /// way, too. [`Config::timeout`] is the value until then; rebuilding and leaving always go by
-    /// that. From any thread; each rank goes by its own value.
+    /// fails on all ranks, with an error that names the missing ranks. It holds for operations
+    /// under way, too. [`Config::timeout`] is the value until then; rebuilding and leaving always
+    /// go by that. From any thread; each rank goes by its own value.
     ///
     /// ```
     /// use linerate::{Communicator, Config};

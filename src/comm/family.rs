@@ -86,7 +86,9 @@ impl Family {
         };
         let others = members.iter().filter_map(Weak::upgrade);
         let others = others.filter(|other| is_other(other, own));
-        others.fold(false, |moved, other| other.try_drive() || moved)
+        let mut moved = false;
+        others.for_each(|other| moved |= other.try_drive());
+        moved
     }
 
     /// Every member but `own`.

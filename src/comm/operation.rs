@@ -18,7 +18,8 @@ use std::time::Duration;
 /// handle.
 ///
 /// It is also a future, for any executor. The first poll starts the progress thread of the
-/// communicator, if none runs. With [`Progress::Inline`] the future returns an error.
+/// communicator, if none runs. With [`Progress::Inline`](crate::Progress::Inline) the future
+/// returns an error.
 ///
 /// ```
 /// use linerate::{Communicator, Config, ReduceOp};
