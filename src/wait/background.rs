@@ -50,7 +50,12 @@ impl<S: Background> BackgroundThread<S> {
 impl<S: Background> Drop for Running<S> {
     fn drop(&mut self) {
         self.driven.stop();
-        if let Some(thread) = self.thread.take() {
+        let thread = self.thread.take();
+        // A waker of the caller may drop the last handle on the thread itself, which ends by itself
+        // then.
+        let is_other =
+            |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        if let Some(thread) = thread.filter(is_other) {
             // If it panicked, its own guard has told the callers and the other ranks.
             let _ = thread.join();
         }

@@ -7,7 +7,11 @@ use linerate::reports::Completion;
 use linerate::{Buffer, Communicator, CompletionQueue, Config, Error, ReduceOp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -226,6 +230,44 @@ fn an_operation_is_in_one_queue_of_its_family_once() {
         operation.notify(&queue, 4).unwrap();
         drop(queue);
         operation.wait().unwrap();
+    });
+}
+
+/// Drops what it holds where it is woken.
+struct DropWhenWoken(Mutex<Option<Communicator>>, AtomicBool);
+
+impl Wake for DropWhenWoken {
+    fn wake(self: Arc<Self>) {
+        drop(self.0.lock().unwrap().take());
+        self.1.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_waker_may_drop_the_last_handle_on_the_progress_thread() {
+    on_ranks_with(2, true, |world| {
+        let twin = world.duplicate().unwrap();
+        if world.rank() == 1 {
+            // Rank 0 has been polled, and holds the communicator in its waker alone.
+            twin.barrier().unwrap();
+            return world.barrier().unwrap();
+        }
+        let mut operation = world.start_barrier().unwrap();
+        let last = Arc::new(DropWhenWoken(
+            Mutex::new(Some(world)),
+            AtomicBool::new(false),
+        ));
+        let waker = Waker::from(last.clone());
+        let polled = Pin::new(&mut operation).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        drop((operation, waker));
+        twin.barrier().unwrap();
+        drop(twin);
+        let start = std::time::Instant::now();
+        while !last.1.load(Ordering::Acquire) {
+            assert!(start.elapsed() < LONG, "the waker does not return");
+            std::thread::yield_now();
+        }
     });
 }
 
