@@ -70,7 +70,7 @@
 //! | 4 | `engine` | runs schedules on transports |
 //! | 5 | `bootstrap` | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
 //! | 6 | `comm` | what users hold: communicators, buffers, operations, simulations |
-//! | 7 | [`elements`], [`options`], [`reports`], [`sim`] | names of the layers above that users may need |
+//! | 7 | [`elements`], [`options`], [`reports`], [`sim`] | more names that users may need |
 //! |   | `unstable` | what tools, benches and tests of internals reach; no part of the interface |
 //!
 //! # Invariants

@@ -4,7 +4,7 @@ use super::communicator::Communicator;
 use super::driving::Driving;
 use crate::error::{Error, Result};
 use crate::sync::Arc;
-use crate::wait::{Completion, Completions, Place};
+use crate::wait::{Completion, Completions, QueuePlace};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -90,7 +90,7 @@ impl CompletionQueue {
     }
 
     /// A place for an operation that these threads drive.
-    pub(super) fn place(&self, driving: &Driving, user: u64) -> Result<Place> {
+    pub(super) fn place(&self, driving: &Driving, user: u64) -> Result<QueuePlace> {
         let own = self.communicator.driving()?;
         if !Arc::ptr_eq(driving.family(), own.family()) {
             return Err(Error::invalid(

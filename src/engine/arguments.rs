@@ -29,8 +29,6 @@ pub struct Arguments {
 /// What a round needs of its call.
 #[derive(Clone, Copy)]
 pub struct RoundCall<'a> {
-    /// Not 0: no other call of the engine has this number, and the round does all of it.
-    pub number: u64,
     pub prepared: &'a Arc<Prepared>,
     pub arguments: &'a Arguments,
     pub slots: &'a [u64],

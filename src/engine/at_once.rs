@@ -20,8 +20,6 @@ const CALLS_PER_POLL: u64 = 8;
 
 /// A call that may be repeated, and what is worked out about it only once.
 pub struct AtOnce {
-    /// Among the calls of the engine; from 1 on.
-    number: u64,
     /// Its arguments.
     pub arguments: Arguments,
     slots: &'static [u64],
@@ -35,13 +33,12 @@ impl Engine {
     /// Prepares a call to be run at once; `None` if that is impossible: its schedule has messages,
     /// or it is staged in several segments.
     pub fn at_once(
-        &mut self,
+        &self,
         prepared: &Arc<Prepared>,
         fallback: Option<&Arc<Prepared>>,
         arguments: Arguments,
         slots: &'static [u64],
     ) -> Option<AtOnce> {
-        let number = self.numbers.next_call();
         let can_run = |prepared: &Arc<Prepared>| {
             let segment = || self.segment_elements(prepared, &arguments, slots);
             !prepared.has_messages
@@ -50,7 +47,6 @@ impl Engine {
         let is_collective = arguments.collective != Collective::SendRecv;
         let is_possible = is_collective && arguments.count <= COUNT_MAX && can_run(prepared);
         is_possible.then(|| AtOnce {
-            number,
             arguments,
             slots,
             planned: prepared.clone(),
@@ -126,7 +122,6 @@ impl Engine {
             part: (call.arguments.count, 0),
         };
         let round_call = RoundCall {
-            number: call.number,
             prepared,
             arguments: &call.arguments,
             slots: call.slots,

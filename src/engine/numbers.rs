@@ -21,8 +21,6 @@ pub struct Numbers {
     /// The least retired count of the peers at the last look.
     pub retired_by_all: u64,
     history: [(u64, Signature); HISTORY],
-    /// Calls that have a number.
-    calls_count: u64,
 }
 
 impl Numbers {
@@ -35,14 +33,7 @@ impl Numbers {
             published: 0,
             retired_by_all: 0,
             history: [(u64::MAX, Signature(0)); HISTORY],
-            calls_count: 0,
         }
-    }
-
-    /// A number for a call that may come again.
-    pub fn next_call(&mut self) -> u64 {
-        self.calls_count += 1;
-        self.calls_count
     }
 
     /// Notes the signature of a collective.

@@ -119,8 +119,6 @@ pub struct Program {
     pub parts: Vec<Part>,
     /// Bytes of scratch memory that it needs.
     pub scratch_bytes: usize,
-    /// The number of the call, 0 where it has none.
-    call: u64,
     /// The arguments from which the rest was resolved.
     arguments: Option<Arguments>,
     /// Elements of each buffer that is a ring of chunks, 0 for the others. Empty where none is.
@@ -147,17 +145,10 @@ impl Program {
             segment: Segment::default(),
             parts: Vec::new(),
             scratch_bytes: 0,
-            call: 0,
             arguments: None,
             rings: Vec::new(),
             is_plain: false,
         }
-    }
-
-    /// Whether it is known by the call's number alone that this is its program.
-    #[inline]
-    pub fn is_of(&self, call: &RoundCall<'_>) -> bool {
-        call.number != 0 && call.number == self.call && Arc::ptr_eq(&self.prepared, call.prepared)
     }
 
     /// Takes up `count` elements of a call, from `offset` on. Returns false if that is what the
@@ -170,7 +161,6 @@ impl Program {
         (ranks, chunk_bytes): (u32, usize),
     ) -> bool {
         let (prepared, arguments, slots) = (call.prepared, call.arguments, call.slots);
-        self.call = call.number;
         let segment = Segment {
             part_elements: arguments.count,
             offset,

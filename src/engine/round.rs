@@ -99,10 +99,8 @@ impl Round {
             RoundId::Collective(sequence) => (sequence, tag::collective(sequence, 0, 0)),
             RoundId::Pairwise => (u64::MAX, 0),
         };
-        let is_new = !self.program.is_of(call) && {
-            let sizes = (ranks, chunk_bytes);
-            (self.program).take_up(&mut self.progress, call, of.part, sizes)
-        };
+        let sizes = (ranks, chunk_bytes);
+        let is_new = (self.program).take_up(&mut self.progress, call, of.part, sizes);
         if is_new {
             // Room for everything now, so that no later round of the call allocates.
             self.parked.reserve(call.prepared.steps.len());

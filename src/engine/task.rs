@@ -5,7 +5,7 @@ use super::prepared::Prepared;
 use crate::error::{Error, Result};
 use crate::memory::{Kept, View};
 use crate::time::Time;
-use crate::wait::Place;
+use crate::wait::QueuePlace;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
@@ -44,7 +44,6 @@ pub struct TaskCall {
 impl TaskCall {
     pub(super) fn for_round(&self) -> RoundCall<'_> {
         RoundCall {
-            number: 0,
             prepared: &self.prepared,
             arguments: &self.arguments,
             slots: &self.slots,
@@ -85,7 +84,7 @@ pub struct Task {
     pub(super) is_detached: bool,
     pub last_moved: Time,
     /// What is told of its end.
-    place: Option<Place>,
+    place: Option<QueuePlace>,
 }
 
 impl Task {
@@ -183,7 +182,7 @@ impl Tasks {
     }
 
     /// Tells a place of a queue when a task ends, at once if it has ended. A task has one place.
-    pub fn notify(&mut self, id: TaskId, place: Place) {
+    pub fn notify(&mut self, id: TaskId, place: QueuePlace) {
         match self.result(id) {
             Some(result) => place.end(result),
             None => self.all[id.index].place = Some(place),

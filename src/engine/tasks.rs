@@ -11,7 +11,7 @@ use crate::limits::COUNT_MAX;
 use crate::schedule::Count;
 use crate::time::Time;
 use crate::types::Collective;
-use crate::wait::Place;
+use crate::wait::QueuePlace;
 
 impl Engine {
     /// Starts a task, which runs as far as it can at once. A call that is refused leaves its memory
@@ -106,7 +106,7 @@ impl Engine {
     }
 
     /// Tells a place of a queue when a task ends, at once if it has ended. A task has one place.
-    pub fn notify(&mut self, id: TaskId, place: Place) {
+    pub fn notify(&mut self, id: TaskId, place: QueuePlace) {
         self.tasks.notify(id, place);
     }
 

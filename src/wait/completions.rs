@@ -35,7 +35,7 @@ struct State {
 /// The place of one operation that has not ended. Dropped, it ends the operation as cancelled, so
 /// that no completion is ever missing.
 #[derive(Debug)]
-pub struct Place {
+pub struct QueuePlace {
     completions: Arc<Completions>,
     user: u64,
     has_ended: bool,
@@ -43,13 +43,13 @@ pub struct Place {
 
 impl Completions {
     /// A place for an operation, with room for its completion.
-    pub fn place(self: &Arc<Self>, user: u64) -> Place {
+    pub fn place(self: &Arc<Self>, user: u64) -> QueuePlace {
         let mut state = self.lock();
         state.running_count += 1;
         let room = state.running_count;
         state.ended.reserve(room);
         drop(state);
-        Place {
+        QueuePlace {
             completions: self.clone(),
             user,
             has_ended: false,
@@ -117,7 +117,7 @@ impl Completions {
     }
 }
 
-impl Place {
+impl QueuePlace {
     /// The operation has ended.
     pub fn end(mut self, result: Result<()>) {
         self.tell(result);
@@ -131,7 +131,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         if !self.has_ended {
             self.tell(Err(Error::invalid(

@@ -32,7 +32,7 @@ pub use alarm::{Alarm, WaitSource, sleep_on};
 pub use background::{Background, BackgroundThread};
 pub use bell::Bell;
 pub use clock::Clock;
-pub use completions::{Completion, Completions, Place};
+pub use completions::{Completion, Completions, QueuePlace};
 pub use driver_lock::{Caller, DriverLock};
 pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
 pub use patience::{Looks, Patience, SpinTime, Step};

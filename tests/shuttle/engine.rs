@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::memory::{View, time_out_one};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 use crate::time::Time;
-use crate::wait::{Bell, Place, Quota, WaitSource};
+use crate::wait::{Bell, QueuePlace, Quota, WaitSource};
 
 #[derive(Clone, Copy, PartialEq)]
 pub struct TaskId(usize);
@@ -15,7 +15,7 @@ struct Task {
     /// The number of the event with which it ends.
     event: u32,
     result: Option<Result<()>>,
-    place: Option<Place>,
+    place: Option<QueuePlace>,
 }
 
 impl Task {
@@ -187,7 +187,7 @@ impl Engine {
         self.tasks[task.0].result.clone()
     }
 
-    pub fn notify(&mut self, task: TaskId, place: Place) {
+    pub fn notify(&mut self, task: TaskId, place: QueuePlace) {
         let task = &mut self.tasks[task.0];
         match &task.result {
             Some(result) => place.end(result.clone()),

@@ -20,7 +20,7 @@ mod patience;
 mod quota;
 
 pub use bell::Bell;
-pub use completions::{Completions, Place};
+pub use completions::{Completions, QueuePlace};
 pub use driver_lock::{Caller, DriverLock};
 pub use patience::{Patience, SpinTime, Step};
 pub use quota::Quota;

@@ -335,8 +335,8 @@ fn check_equal(comm: &Communicator, set: &TensorSet, options: &SparseOptions) ->
 /// The value is rounded up.
 const ENTRY_SECONDS: f64 = 6e-8;
 
-/// What messages between two ranks and passes over memory cost by the cost model. The prices are
-/// the same on all ranks.
+/// What messages between two ranks and passes over memory cost by the cost model. All ranks have
+/// equal prices.
 fn prices(comm: &Communicator) -> Result<(Prices, LocalPrices)> {
     let (model, is_mapped) = comm.driving()?.engine().plans.link_model();
     let message = Work {
