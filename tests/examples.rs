@@ -9,7 +9,15 @@ use std::sync::OnceLock;
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let build = Command::new(env!("CARGO"))
+        let mut build = Command::new(env!("CARGO"));
+        // Build scripts are run again where these change, and cargo has set them for this test.
+        for (name, _) in std::env::vars_os() {
+            let bytes = name.as_encoded_bytes();
+            if bytes.starts_with(b"CARGO_PKG_") || bytes.starts_with(b"CARGO_MANIFEST_") {
+                build.env_remove(name);
+            }
+        }
+        let build = build
             // Of the whole workspace, as most tests are run: of one package the features of
             // dependencies are others, and everything would be built again.
             .args(["build", "--quiet", "--locked", "--workspace", "--examples"])

@@ -48,13 +48,17 @@ macro_rules! rows_of {
         $($name:literal $needs:ident $build:path, $work:ident;)*
     })*) => {
         match $asked {
-            $(Collective::$collective => &[$(Algorithm {
-                name: $name,
-                collective: Collective::$collective,
-                needs: $needs,
-                build: $build,
-                work: formulas::$work,
-            }),*],)*
+            $(Collective::$collective => {
+                // A static has one address, and algorithms are compared by their addresses.
+                static ROWS: &[Algorithm] = &[$(Algorithm {
+                    name: $name,
+                    collective: Collective::$collective,
+                    needs: $needs,
+                    build: $build,
+                    work: formulas::$work,
+                }),*];
+                ROWS
+            },)*
         }
     };
 }

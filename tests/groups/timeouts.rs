@@ -27,7 +27,9 @@ fn fails_early(lonely: Lonely) {
                 std::thread::sleep(Duration::from_millis(1));
             },
         };
-        assert!(start.elapsed() < LONG && start.elapsed() >= SHORT);
+        assert!(start.elapsed() < LONG);
+        // Rank 0 may have begun before the clock of rank 1.
+        assert!(world.rank() == 1 || start.elapsed() >= SHORT);
         let Error::Timeout {
             missing, waited, ..
         } = error.first_cause()

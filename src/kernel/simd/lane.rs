@@ -209,16 +209,22 @@ unsafe fn fold_groups<L: Lane, O: Operator<L>, F: Last<L>, S: Storing, const N: 
     while end - start >= N * L::BYTES {
         // SAFETY: the bytes lie inside the views, which are mapped (contract of `View::new`).
         unsafe {
-            let mut values = load::<L, N>(sources.get_unchecked(0), start);
+            let first = sources.get_unchecked(0).as_ptr().add(start);
+            let mut values = [L::load(first); N];
+            for (index, value) in values.iter_mut().enumerate().skip(1) {
+                *value = L::load(first.add(index * L::BYTES));
+            }
             for source in sources.get_unchecked(1..) {
-                let others = load::<L, N>(source, start);
-                for (value, other) in values.iter_mut().zip(others) {
-                    *value = O::apply(*value, other);
+                let from = source.as_ptr().add(start);
+                for (index, value) in values.iter_mut().enumerate() {
+                    *value = O::apply(*value, L::load(from.add(index * L::BYTES)));
                 }
             }
-            let values = values.map(|value| F::apply(value, operand));
+            for value in &mut values {
+                *value = F::apply(*value, operand);
+            }
             for destination in destinations {
-                S::store::<L, N>(destination.as_ptr().add(start), values);
+                S::store::<L, N>(destination.as_ptr().add(start), &values);
             }
         }
         start += N * L::BYTES;
@@ -230,7 +236,7 @@ unsafe fn fold_groups<L: Lane, O: Operator<L>, F: Last<L>, S: Storing, const N: 
 trait Storing {
     /// # Safety
     /// The CPU has the instruction set of `L`; `N` vectors at `to` are writable.
-    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]);
+    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: &[L::Register; N]);
 }
 
 /// Through the caches.
@@ -238,8 +244,8 @@ struct Cached;
 
 impl Storing for Cached {
     #[inline(always)]
-    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]) {
-        for (index, value) in values.into_iter().enumerate() {
+    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: &[L::Register; N]) {
+        for (index, &value) in values.iter().enumerate() {
             // SAFETY: the caller's contract.
             unsafe { L::store(to.add(index * L::BYTES), value) };
         }
@@ -251,7 +257,7 @@ struct Ahead;
 
 impl Storing for Ahead {
     #[inline(always)]
-    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]) {
+    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: &[L::Register; N]) {
         for at in (0..N * L::BYTES).step_by(CACHE_LINE_BYTES) {
             let line = to.wrapping_add(AHEAD_BYTES + at);
             // SAFETY: a hint, which changes nothing and does not fault wherever it points to. Every
@@ -271,21 +277,12 @@ struct Streamed;
 
 impl Storing for Streamed {
     #[inline(always)]
-    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: [L::Register; N]) {
-        for (index, value) in values.into_iter().enumerate() {
+    unsafe fn store<L: Lane, const N: usize>(to: *mut u8, values: &[L::Register; N]) {
+        for (index, &value) in values.iter().enumerate() {
             // SAFETY: the caller's contract.
             unsafe { L::stream(to.add(index * L::BYTES), value) };
         }
     }
-}
-
-/// # Safety
-/// The CPU has the instruction set of `L`; `N` vectors from byte `start` lie inside `source`.
-#[inline(always)]
-unsafe fn load<L: Lane, const N: usize>(source: &View, start: usize) -> [L::Register; N] {
-    let from = source.as_ptr();
-    // SAFETY: the bytes lie inside the view, which is mapped (contract of `View::new`).
-    std::array::from_fn(|index| unsafe { L::load(from.add(start + index * L::BYTES)) })
 }
 
 /// Multiplies whole vectors by a factor; how many elements are done.

@@ -252,7 +252,7 @@ fn every_collective_is_right_with_one_two_and_three_ranks() {
     ] {
         for ranks in 1..=3 {
             let line = format!(
-                "{name} -b 0 -e 64K -f 8 --ranks {ranks} -n 2 -w 1 -r {}",
+                "{name} -b 0 -e 64K -f 8 --ranks {ranks} -n 2 -w 1 --no-rotate -r {}",
                 ranks - 1
             );
             let document = bench_json(&line);
@@ -268,7 +268,8 @@ fn every_collective_is_right_with_one_two_and_three_ranks() {
 
 #[test]
 fn every_type_and_operator_is_right() {
-    let document = bench_json("allreduce -b 4000 -e 4000 --ranks 3 -n 1 -w 0 -d all -o all");
+    let document =
+        bench_json("allreduce -b 4000 -e 4000 --ranks 3 -n 1 -w 0 -d all -o all --no-rotate");
     let results = document["results"].as_array().unwrap();
     let (floats, integers, truth, complex) = (6 * 6, 8 * 8, 7, 2 * 3);
     assert_eq!(results.len(), (floats + integers + truth + complex) * 2);
@@ -304,7 +305,7 @@ fn the_table_has_a_line_for_each_size_and_a_verdict() {
 
 #[test]
 fn a_bound_that_is_missed_is_code_1() {
-    let line = "bench allreduce -b 8 -e 8 -n 5 -w 1";
+    let line = "bench allreduce -b 8 -e 8 -n 5 -w 1 --no-rotate";
     for (bound, expected) in [
         ("--min-bw 1e9", "below --min-bw"),
         ("--max-p99 1e-6", "above --max-p99"),
@@ -319,7 +320,10 @@ fn a_bound_that_is_missed_is_code_1() {
 #[test]
 fn a_document_goes_to_a_file_and_the_table_to_stdout() {
     let file = scratch("document").join("out.json");
-    let line = format!("bench reduce -b 8 -e 8 -n 2 -w 1 --json {}", file.display());
+    let line = format!(
+        "bench reduce -b 8 -e 8 -n 2 -w 1 --no-rotate --json {}",
+        file.display()
+    );
     let (code, stdout, stderr) = run(&line);
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("busbw"));
@@ -380,7 +384,7 @@ fn ranks_share_the_cores_out() {
 #[test]
 fn the_ranks_of_a_bench_are_bound_too() {
     let own = cores_of(&std::fs::read_to_string("/proc/self/status").unwrap());
-    let line = "bench allreduce -b 8 -e 8 -n 1000000000 -c 0";
+    let line = "bench allreduce -b 8 -e 8 -n 1000000000 -c 0 --no-rotate";
     for (bind, is_bound) in [("cores", own.len() > 1), ("none", false)] {
         let bench = Child::start(&mut linerate(&format!("{line} --bind {bind}")));
         let children = format!("/proc/{0}/task/{0}/children", bench.id());
@@ -408,7 +412,7 @@ fn the_ranks_of_a_bench_are_bound_too() {
 fn under_a_launcher_the_bench_is_a_rank() {
     let exe = env!("CARGO_BIN_EXE_linerate");
     let (code, stdout, stderr) = run(&format!(
-        "launch -n 3 -- {exe} bench allreduce -b 8 -e 8 -n 2 -w 1 --json -"
+        "launch -n 3 -- {exe} bench allreduce -b 8 -e 8 -n 2 -w 1 --no-rotate --json -"
     ));
     assert_eq!(code, Some(0), "{stderr}");
     let document: Value = serde_json::from_str(&stdout).unwrap();

@@ -19,7 +19,8 @@ struct Running {
 /// Starts it and waits until its ranks have found each other.
 fn start_bench(ranks: u32) -> Running {
     let mut command = linerate(&format!(
-        "bench allreduce -b 8 -e 16M -f 64 -n 1000000 -w 1 -c 0 --ranks {ranks} --timeout 60"
+        "bench allreduce -b 8 -e 16M -f 64 -n 1000000 -w 1 -c 0 --no-rotate --ranks {ranks} \
+         --timeout 60"
     ));
     let mut child = Child::start(&mut command);
     // The header is printed by rank 0 once all have joined.

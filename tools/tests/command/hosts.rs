@@ -46,7 +46,7 @@ fn ranks_of_one_host_share_memory_and_hosts_are_joined_by_connections() {
         ("broadcast", "broadcast of 2097152 B"),
         ("all-to-all", "all-to-all of"),
     ] {
-        let line = format!("bench {collective} -b 8 -e 4M -f 512 -n 3 --timeout 60");
+        let line = format!("bench {collective} -b 8 -e 4M -f 512 -n 3 --no-rotate --timeout 60");
         let ends = ends(start(&hosts, &line));
         check_good(&ends);
         let text = &ends[0].2;
@@ -63,7 +63,7 @@ fn a_link_that_is_cut_for_a_second_delays_the_job_and_nothing_else() {
     };
     let mut ranks = start(
         &hosts,
-        "bench allreduce -b 256K -e 256K -n 2000 -w 1 --timeout 60",
+        "bench allreduce -b 256K -e 256K -n 2000 -w 1 --no-rotate --timeout 60",
     );
     // Rank 0 prints the header when all have joined.
     ranks[0].wait_line("#");
@@ -80,7 +80,7 @@ fn a_link_that_is_cut_for_good_fails_every_rank_naming_who_is_behind_it() {
     };
     let mut ranks = start(
         &hosts,
-        "bench allreduce -b 256K -e 256K -n 10000000 -w 1 -c 0 --timeout 3",
+        "bench allreduce -b 256K -e 256K -n 10000000 -w 1 -c 0 --no-rotate --timeout 3",
     );
     ranks[0].wait_line("#");
     hosts.set_link("down");
@@ -131,7 +131,7 @@ fn mpirun_starts_a_bench_across_hosts() {
     let mut command = Command::new(&shell);
     command.arg("10.77.0.1").arg(format!(
         "exec mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 --host 10.77.0.1:2,10.77.0.2:2 \
-         --mca plm_rsh_agent {} -x LINERATE_SECRET -x LINERATE_DEBUG {} bench allreduce -b 8 -e 4M -f 512 -n 2 --timeout 60",
+         --mca plm_rsh_agent {} -x LINERATE_SECRET -x LINERATE_DEBUG {} bench allreduce -b 8 -e 4M -f 512 -n 2 --no-rotate --timeout 60",
         shell.display(),
         env!("CARGO_BIN_EXE_linerate")
     ));

@@ -9,9 +9,10 @@ use linerate_children::{Child, free_address, without_job};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-const BENCH: [&str; 11] = [
+const BENCH: [&str; 12] = [
     "bench",
     "allreduce",
+    "--no-rotate",
     "-b",
     "8",
     "-e",

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::os::unix::fs::FileTypeExt;
 use std::process::{Command, Stdio};
 
-const ROW: &str = "bench allreduce -b 8 -e 8 -n 2 -w 1";
+const ROW: &str = "bench allreduce -b 8 -e 8 -n 2 -w 1 --no-rotate";
 const STEP: &str = "replay --scale 0 --steps 1 --ranks 1";
 
 fn shell(script: &str) -> (Option<i32>, String, String) {

@@ -83,7 +83,7 @@ fn every_bandwidth_moves_every_message_and_every_byte_is_right() {
 fn every_latency_has_as_many_samples_as_were_asked_for() {
     for test in ["write_lat", "read_lat", "send_lat"] {
         for size in [1, 2, 8, 9, 5000] {
-            let value = local_json(&format!("{test} -s {size} -n 100"));
+            let value = local_json(&format!("{test} -s {size} -n 100 --no-rotate"));
             let row = &value["results"][0];
             assert_eq!(
                 (row["iterations"].as_u64(), row["wrong"].as_u64()),
@@ -201,7 +201,9 @@ fn atomic_operations_change_the_word_once_each() {
             // 100 operations in a row are looked at first: each has to find what the one before has
             // left.
             for transport in ["shm", "tcp"] {
-                let value = local_json(&format!("{test} -A {kind} --transport {transport}"));
+                let value = local_json(&format!(
+                    "{test} -A {kind} --transport {transport} --no-rotate"
+                ));
                 assert_eq!(value["results"][0]["wrong"], 0, "{test} {kind} {transport}");
                 assert_eq!(value["results"][0]["bytes"], 8, "{test} {kind} {transport}");
             }
@@ -361,7 +363,7 @@ fn everything_is_measured_over_tcp_too() {
         "read_lat -n 50",
         "send_lat -s 20K -n 50",
     ] {
-        let value = local_json(&format!("{line} --transport tcp"));
+        let value = local_json(&format!("{line} --transport tcp --no-rotate"));
         assert_eq!(value["transport"], "tcp", "{line}");
         assert_eq!(value["results"][0]["wrong"], 0, "{line}");
     }

@@ -31,7 +31,9 @@ fn perf_encrypts_and_checks_and_every_byte_is_right() {
 /// Exit codes and errors of a server and its client, started with these arguments.
 fn both_sides(server: &str, client: &str, secret: &str) -> [(Option<i32>, String); 2] {
     let start = |line: &str| -> Command {
-        let mut command = linerate(&format!("perf write_bw -n 10 --timeout 20 {line}"));
+        let mut command = linerate(&format!(
+            "perf write_bw -n 10 --no-rotate --timeout 20 {line}"
+        ));
         command.env("LINERATE_SECRET", secret);
         command
     };
@@ -73,8 +75,8 @@ fn a_server_and_a_client_encrypt_both_or_refuse_and_name_both() {
 #[test]
 fn ranks_that_a_command_starts_are_connected_as_its_flags_say() {
     for line in [
-        "bench allreduce -b 8 -e 1M -f 64 -n 3 --ranks 3 --transport tcp --tls",
-        "bench all-to-all -b 64K -e 64K -n 3 --transport tcp --tls --integrity crc",
+        "bench allreduce -b 8 -e 1M -f 64 -n 3 --no-rotate --ranks 3 --transport tcp --tls",
+        "bench all-to-all -b 64K -e 64K -n 3 --no-rotate --transport tcp --tls --integrity crc",
         "mesh --ranks 2 -n 5 -s 64K --transport tcp --tls",
         "replay --steps 1 --scale 0 --transport tcp --tls",
         "explain allreduce -b 8 -e 64K -f 512 -n 4 --transport tcp --tls",
