@@ -112,11 +112,6 @@ impl Line {
         (stamp ^ other) << (64 - STAMP_BITS) == 0
     }
 
-    /// The core of the stamp that a line holds, as in [`Line::stamp_of`].
-    pub fn core(memory: View, offset: usize) -> u16 {
-        (kernel::word(&memory, offset).load(Ordering::Relaxed) >> STAMP_BITS) as u16
-    }
-
     /// Stores the line where its reader polls, the stamp last.
     #[inline]
     pub fn store(&self, memory: View, offset: usize) {
@@ -141,10 +136,28 @@ impl Line {
     /// The signature of the line with this stamp, from whatever core, if it has arrived.
     #[inline]
     pub fn arrived(memory: View, offset: usize, stamp: u64) -> Option<Signature> {
+        Line::arrived_within(memory, offset, stamp, 1).map(|(signature, _)| signature)
+    }
+
+    /// As [`Line::arrived`], but looks up to `looks` times, and gives the sender's core besides, as
+    /// in [`Line::stamp_of`].
+    #[inline]
+    pub fn arrived_within(
+        memory: View,
+        offset: usize,
+        stamp: u64,
+        looks: u32,
+    ) -> Option<(Signature, u16)> {
         let [first, signature, ..] = kernel::line(&memory, offset);
-        // Pairs with the release store in `store`.
-        Line::is_of(first.load(Ordering::Acquire), stamp)
-            .then(|| Signature(signature.load(Ordering::Relaxed)))
+        for _ in 0..looks {
+            // Pairs with the release store in `store`.
+            let found = first.load(Ordering::Acquire);
+            if Line::is_of(found, stamp) {
+                let core = (found >> STAMP_BITS) as u16;
+                return Some((Signature(signature.load(Ordering::Relaxed)), core));
+            }
+        }
+        None
     }
 
     /// The operation that a line was last stored for, and its signature.

@@ -269,11 +269,11 @@ impl Links {
         looks: u32,
     ) -> Option<super::signature::Signature> {
         let offset = self.layout.line(sequence, lane, peer);
-        let signature = (0..looks).find_map(|_| Line::arrived(self.control, offset, sequence + 1));
-        if self.core != 0 && signature.is_some() {
-            self.peers[peer as usize].core = Line::core(self.control, offset);
+        let (signature, core) = Line::arrived_within(self.control, offset, sequence + 1, looks)?;
+        if self.core != 0 {
+            self.peers[peer as usize].core = core;
         }
-        signature
+        Some(signature)
     }
 
     /// Whether a peer sent its latest signal from the core on which this rank runs: while this rank

@@ -129,14 +129,16 @@ impl Driver {
         // Peers that were counted earlier stay counted only where all are needed.
         let needs_all = *count as usize == peers.len();
         let skip = if needs_all { *done as usize } else { 0 };
-        let looks = match needs_all {
-            true if self.waits_for_core(&peers[skip..], sequence, *lane) => self.looks.beside,
-            true => self.looks.elsewhere,
-            false => 1,
-        };
+        let mut looks = None;
         let mut arrived = 0;
-        for &peer in &peers[skip..] {
-            match self.links.arrived_within(peer, sequence, *lane, looks) {
+        for (index, &peer) in peers.iter().enumerate().skip(skip) {
+            let mut found = self.links.arrived_within(peer, sequence, *lane, 1);
+            if found.is_none() && needs_all {
+                let looks = *looks
+                    .get_or_insert_with(|| self.looks_at(&peers[index..], sequence, *lane));
+                found = self.links.arrived_within(peer, sequence, *lane, looks);
+            }
+            match found {
                 Some(signature) if signature == round.program.signature => arrived += 1,
                 Some(signature) => return Err(self.mismatch(round, signature.0, peer)),
                 None if needs_all => break,
@@ -163,13 +165,15 @@ impl Driver {
         round.parked.iter().map(|&step| lacks(step)).min()
     }
 
-    /// Whether one of these peers has not signalled and cannot, because this rank keeps the core
-    /// that they share.
-    fn waits_for_core(&self, peers: &[Rank], sequence: u64, lane: Lane) -> bool {
+    /// How often to look for the signals of these peers. Few times, if one of them has not signalled
+    /// and cannot, because this rank keeps the core that they share.
+    fn looks_at(&self, peers: &[Rank], sequence: u64, lane: Lane) -> u32 {
         let links = &self.links;
-        self.looks.is_crowded()
-            && (peers.iter())
-                .any(|&p| links.is_beside(p) && links.arrived(p, sequence, lane).is_none())
+        let holds_up = |&p: &Rank| links.is_beside(p) && links.arrived(p, sequence, lane).is_none();
+        match self.looks.is_crowded() && peers.iter().any(holds_up) {
+            true => self.looks.beside,
+            false => self.looks.elsewhere,
+        }
     }
 
     pub(super) fn mismatch(&self, round: &Round, theirs: u64, peer: Rank) -> Error {
