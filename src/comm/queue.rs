@@ -2,6 +2,7 @@
 
 use super::communicator::Communicator;
 use super::driving::Driving;
+use super::family::Family;
 use crate::error::{Error, Result};
 use crate::sync::Arc;
 use crate::wait::{Completion, Completions, QueuePlace};
@@ -13,7 +14,9 @@ use std::time::Duration;
 /// another by split, duplicate, sibling and rebuild. `Send + Sync`: several threads may wait, and
 /// each completion goes to one of them.
 ///
-/// [`Operation::notify`](crate::Operation::notify) puts an operation into a queue. Each gives one
+/// [`Operation::notify`](crate::Operation::notify) puts an operation into a queue,
+/// [`Fusion::notify`](crate::Fusion::notify) a step of a fusion buffer, and
+/// [`PartialAllreduce::notify`](crate::PartialAllreduce::notify) a result. Each gives one
 /// [`Completion`], whether it succeeds or fails; nothing is lost and nothing comes twice. A thread
 /// that waits drives the operations by itself, as [`Operation::wait`](crate::Operation::wait) does.
 /// A queue that is dropped forgets what comes later; the operations go on. It is a handle of the
@@ -100,6 +103,15 @@ impl CompletionQueue {
         Ok(self.completions.place(user))
     }
 
+    /// A place for what a thread of its own drives, so that any queue may wait for it.
+    pub(super) fn place_apart(&self, user: u64) -> Result<PlaceApart> {
+        let family = self.communicator.driving()?.family().clone();
+        Ok(PlaceApart {
+            place: Some(self.completions.place(user)),
+            family,
+        })
+    }
+
     /// A completion may have come without any event that a thread which waits has slept on.
     pub(super) fn wake(&self, driving: &Driving) {
         if self.completions.has_any() {
@@ -128,6 +140,32 @@ impl CompletionQueue {
         progress.need_thread("a queue has no descriptor")?;
         let descriptor = self.completions.descriptor()?;
         Ok(self.descriptor.get_or_init(|| descriptor).as_fd())
+    }
+}
+
+/// The place of a step that no thread of the queue's family drives. Dropped, it ends the step as
+/// cancelled.
+#[derive(Debug)]
+pub(super) struct PlaceApart {
+    /// `None`: the step has ended.
+    place: Option<QueuePlace>,
+    family: Arc<Family>,
+}
+
+impl PlaceApart {
+    /// The step has ended.
+    pub(super) fn end(mut self, result: Result<()>) {
+        if let Some(place) = self.place.take() {
+            place.end(result);
+        }
+    }
+}
+
+impl Drop for PlaceApart {
+    fn drop(&mut self) {
+        self.place = None;
+        // The threads that wait look at the queue.
+        self.family.ring_callers();
     }
 }
 

@@ -326,6 +326,16 @@ impl Machine {
         self.results.take(self.submitted)
     }
 
+    /// Whether there is a result that this rank has not taken.
+    pub fn has_result(&self) -> bool {
+        self.results.are_ready()
+    }
+
+    /// Whether there is or will be a result of what this rank has submitted, not taken yet.
+    pub fn is_result_due(&self) -> bool {
+        self.has_result() || self.results.taken() < self.submitted
+    }
+
     /// What was taken has been copied.
     pub fn give_back(&mut self, place: usize) {
         self.results.give_back(place);

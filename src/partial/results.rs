@@ -171,6 +171,11 @@ impl Results {
         }
     }
 
+    /// Whether there is one that has not been taken.
+    pub fn are_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// What was taken has been copied.
     pub fn give_back(&mut self, place: usize) {
         let at = self.out.iter().position(|&out| out == place);

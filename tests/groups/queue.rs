@@ -4,7 +4,10 @@
 use super::{on_ranks, on_ranks_with};
 use crate::prng::Prng;
 use linerate::reports::Completion;
-use linerate::{Buffer, Communicator, CompletionQueue, Config, Error, ReduceOp};
+use linerate::{
+    Buffer, Communicator, CompletionQueue, Config, DataType, Error, Fusion, FusionOptions,
+    PartialAllreduce, PartialOptions, ReduceOp, TensorSpec,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -298,4 +301,97 @@ fn simulated_operations_end_in_a_queue_when_the_simulation_is_stepped() {
             .iter()
             .all(|completion| completion.user == 6 && completion.result.is_ok())
     );
+}
+
+/// A fusion buffer of two tensors of 100 and 50 elements, and memory for them.
+fn fused(world: &Communicator) -> (Fusion, [Buffer<f32>; 2]) {
+    let spec = |name: &str, count| TensorSpec {
+        name: name.into(),
+        count,
+        dtype: DataType::F32,
+    };
+    let specs = vec![spec("a", 100), spec("b", 50)];
+    let fusion = Fusion::new(world, FusionOptions::default(), specs).unwrap();
+    (
+        fusion,
+        [world.alloc(100).unwrap(), world.alloc(50).unwrap()],
+    )
+}
+
+#[test]
+fn steps_of_a_fusion_buffer_and_results_of_a_partial_allreduce_are_completions() {
+    on_ranks(3, |world| {
+        let (fusion, tensors) = fused(&world);
+        let partial =
+            PartialAllreduce::new(&world, DataType::F32, 8, PartialOptions::default()).unwrap();
+        let (gradient, update) = (
+            world.alloc::<f32>(8).unwrap(),
+            world.alloc::<f32>(8).unwrap(),
+        );
+        let queue = world.completion_queue().unwrap();
+        for step in 0..20 {
+            for (index, tensor) in tensors.iter().enumerate() {
+                tensor
+                    .write(0, &[world.rank() as f32 + index as f32])
+                    .unwrap();
+                fusion.announce(index, tensor).unwrap();
+            }
+            fusion.notify(&queue, 2 * step).unwrap();
+            assert!(fusion.notify(&queue, 0).is_err(), "one queue, once");
+            fusion.end_of_backward().unwrap();
+            partial.submit(&gradient).unwrap();
+            partial.notify(&queue, 2 * step + 1).unwrap();
+            let barrier = 1000 + step;
+            world
+                .start_barrier()
+                .unwrap()
+                .notify(&queue, barrier)
+                .unwrap();
+            let mut ended: Vec<u64> = (take(&queue, 3).into_iter())
+                .map(|end| end.result.map(|()| end.user).unwrap())
+                .collect();
+            ended.sort_unstable();
+            assert_eq!(ended, [2 * step, 2 * step + 1, barrier]);
+            assert!(partial.try_next(&update).unwrap().is_some());
+            fusion.wait().unwrap();
+            assert_eq!(
+                tensors[1].as_slice().unwrap()[0],
+                6.0,
+                "0 + 1 + 2, and 1 each"
+            );
+        }
+        assert_eq!(queue.running_count(), 0);
+        partial.finish(&update, drop).unwrap();
+        assert!(matches!(
+            partial.notify(&queue, 0),
+            Err(Error::InvalidArgument { .. })
+        ));
+    });
+}
+
+#[test]
+fn a_fusion_buffer_that_ends_or_fails_is_a_completion_with_an_error() {
+    on_ranks(2, |world| {
+        let queue = world.completion_queue().unwrap();
+        let (fusion, tensors) = fused(&world);
+        if world.rank() == 0 {
+            fusion.announce(0, &tensors[0]).unwrap();
+            fusion.announce(1, &tensors[1]).unwrap();
+        }
+        // Rank 1 announces nothing.
+        fusion.notify(&queue, 1).unwrap();
+        fusion.end_of_backward().unwrap();
+        let failed = take(&queue, 1).remove(0);
+        assert_eq!((failed.user, failed.result.is_err()), (1, true));
+        fusion.notify(&queue, 2).unwrap();
+        let failed = take(&queue, 1).remove(0);
+        assert_eq!((failed.user, failed.result.is_err()), (2, true));
+
+        let (fusion, _tensors) = fused(&world);
+        fusion.notify(&queue, 3).unwrap();
+        drop(fusion);
+        let dropped = take(&queue, 1).remove(0);
+        assert_eq!((dropped.user, dropped.result.is_err()), (3, true));
+        world.barrier().unwrap();
+    });
 }

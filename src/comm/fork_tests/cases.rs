@@ -214,6 +214,7 @@ fn of_fusion(held: &mut Held) -> Vec<Case> {
             "Fusion::end_of_backward",
             is_refused(fusion.end_of_backward()),
         ),
+        ("Fusion::notify", is_refused(fusion.notify(&held.queue, 1))),
         ("Fusion::wait", is_refused(fusion.wait())),
         ("Fusion::now", fusion.now() <= fusion.now()),
     ]
@@ -232,6 +233,10 @@ fn of_partial(held: &mut Held) -> Vec<Case> {
         (
             "PartialAllreduce::submit_parts",
             is_refused(partial.submit_parts(parts)),
+        ),
+        (
+            "PartialAllreduce::notify",
+            is_refused(partial.notify(&held.queue, 1)),
         ),
         ("PartialAllreduce::next", is_refused(partial.next(one))),
         (

@@ -12,6 +12,7 @@ use super::StepReport;
 use super::inbox::{Announced, Inbox};
 use super::service::{Service, Turn};
 use crate::comm::Communicator;
+use crate::comm::queue::{CompletionQueue, PlaceApart};
 use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::time::Time;
@@ -42,6 +43,8 @@ struct Board {
     asleep_until: Option<Option<Time>>,
     report: Option<StepReport>,
     failure: Option<Error>,
+    /// Told when there is a report or a failure.
+    place: Option<PlaceApart>,
     /// Whether a thread that drove has panicked. What the service has under way is then unknown.
     has_panicked: bool,
 }
@@ -58,6 +61,7 @@ impl FusionDriving {
                 asleep_until: None,
                 report: None,
                 failure: None,
+                place: None,
                 has_panicked: false,
             }),
             news: Condvar::new(),
@@ -91,6 +95,17 @@ impl FusionDriving {
             self.tell();
         }
         Ok(())
+    }
+
+    /// Has a queue told of the end of the step. Returns false if one is told already.
+    pub fn notify(&self, queue: &CompletionQueue, user: u64) -> Result<bool> {
+        let mut board = self.board();
+        if board.place.is_some() {
+            return Ok(false);
+        }
+        board.place = Some(queue.place_apart(user)?);
+        board.tell_queue();
+        Ok(true)
     }
 
     /// Ends the backward pass, drives until the step is over, and begins the next one.
@@ -182,6 +197,7 @@ impl FusionDriving {
         let mut board = self.board();
         board.failure.get_or_insert(error);
         board.has_panicked = true;
+        board.tell_queue();
         self.news.notify_all();
         self.lock.end_rest();
     }
@@ -247,6 +263,16 @@ impl Board {
         self.is_end_told = false;
     }
 
+    /// Tells the queue that was named, if the step is over.
+    fn tell_queue(&mut self) {
+        if self.report.is_some() || self.failure.is_some() {
+            let result = self.check();
+            if let Some(place) = self.place.take() {
+                place.end(result);
+            }
+        }
+    }
+
     /// Whether there is something that the service has not been told.
     fn has_news(&self) -> bool {
         let is_end_new = self.inbox.ended_at.is_some() && !self.is_end_told;
@@ -272,6 +298,7 @@ impl Board {
                 self.failure.get_or_insert(error);
             }
         }
+        self.tell_queue();
         None
     }
 }

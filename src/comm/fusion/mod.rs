@@ -19,6 +19,7 @@ pub use report::{FlushReport, StepReport};
 
 use super::Communicator;
 use super::buffer::Buffer;
+use super::queue::CompletionQueue;
 use crate::error::{Error, Result};
 use crate::fusion::{FusionOptions, Machine, TensorSet, TensorSpec};
 use crate::memory::{Element, ProcessMark};
@@ -181,6 +182,40 @@ impl Fusion {
     /// The error that has ended the fusion buffer, if there was one.
     pub fn end_of_backward(&self) -> Result<()> {
         self.driving.get()?.end(self.clock.now())
+    }
+
+    /// Has a queue told, once, when every tensor of this step is reduced on this rank, or when the
+    /// fusion buffer has failed: it then has a completion with the number `user`, and
+    /// [`wait`](Fusion::wait) returns at once. Call [`end_of_backward`](Fusion::end_of_backward)
+    /// too. The queue may be of any communicator.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config, DataType, Fusion, FusionOptions, TensorSpec};
+    /// use std::time::Duration;
+    /// let comm = Communicator::join(0, 1, "a job with a fusion buffer", Config::default())?;
+    /// let weight = TensorSpec { name: "weight".into(), count: 100, dtype: DataType::F32 };
+    /// let gradient = comm.alloc::<f32>(100)?;
+    /// let fusion = Fusion::new(&comm, FusionOptions::default(), vec![weight])?;
+    /// let queue = comm.completion_queue()?;
+    /// fusion.announce(0, &gradient)?;
+    /// fusion.end_of_backward()?;
+    /// fusion.notify(&queue, 7)?;
+    /// let ended = queue.wait(Duration::from_secs(10))?;
+    /// assert_eq!((ended[0].user, &ended[0].result), (7, &Ok(())));
+    /// assert_eq!(fusion.wait()?.flushes.len(), 1);
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a queue is told of this step already; [`Error::Forked`]. If the
+    /// fusion buffer has failed, the completion has the error.
+    pub fn notify(&self, queue: &CompletionQueue, user: u64) -> Result<()> {
+        match self.driving.get()?.notify(queue, user)? {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "a step of a fusion buffer is in one queue, once: this one, with user {user}, is in one already"
+            ))),
+        }
     }
 
     /// Waits until every tensor of the step is reduced on this rank, and begins the next step. Ends

@@ -7,6 +7,7 @@
 
 use super::rounds::Rounds;
 use crate::comm::driving::Manner;
+use crate::comm::queue::{CompletionQueue, PlaceApart};
 use crate::comm::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::kernel;
@@ -35,6 +36,8 @@ pub struct PartialDriving {
 struct State {
     rounds: Rounds,
     failure: Option<Error>,
+    /// Told when a result can be taken, or of the failure.
+    place: Option<PlaceApart>,
 }
 
 impl PartialDriving {
@@ -46,6 +49,7 @@ impl PartialDriving {
             lock: DriverLock::new(State {
                 rounds,
                 failure: None,
+                place: None,
             }),
         }
     }
@@ -90,6 +94,26 @@ impl PartialDriving {
             driving.ring();
         }
         Ok(step)
+    }
+
+    /// Has a queue told of the next result.
+    pub fn notify(&self, queue: &CompletionQueue, user: u64) -> Result<()> {
+        let mut state = self.lock.lock();
+        // The queue is told of a failure.
+        let turned = state.turn(&self.clock);
+        if state.place.is_some() {
+            return Err(Error::invalid(format!(
+                "a partial allreduce is in one queue at a time: this one, with user {user}, is in one already"
+            )));
+        }
+        if turned.is_ok() && !state.rounds.machine.is_result_due() {
+            return Err(Error::invalid(
+                "a queue is to be told of the next result, and none is due: submit first",
+            ));
+        }
+        state.place = Some(queue.place_apart(user)?);
+        state.tell_queue();
+        Ok(())
     }
 
     /// Copies the next result to `output`, and returns its report. Returns `None` if none is due.
@@ -159,7 +183,7 @@ impl PartialDriving {
             Ok(has_begun) => has_begun,
             Err(error) => {
                 state.rounds.fail(&error);
-                state.failure.get_or_insert(error.clone());
+                state.fail(&error);
                 return Err(error);
             }
         };
@@ -185,7 +209,7 @@ impl PartialDriving {
             && now.since(state.rounds.moved_at()) > timeout
             && let Some(error) = state.rounds.give_up(now)
         {
-            state.failure.get_or_insert(error.clone());
+            state.fail(&error);
             return Err(error);
         }
         let (limit, ended) = (state.limit(&self.clock), state.rounds.ended_count());
@@ -235,9 +259,27 @@ impl State {
         }
         let turned = self.rounds.turn(clock.now());
         if let Err(error) = &turned {
-            self.failure = Some(error.clone());
+            self.fail(error);
         }
+        self.tell_queue();
         turned
+    }
+
+    /// Keeps the first failure, and tells the queue of it.
+    fn fail(&mut self, error: &Error) {
+        self.failure.get_or_insert_with(|| error.clone());
+        self.tell_queue();
+    }
+
+    /// Tells the queue that was named, if a result can be taken or the rounds have failed.
+    fn tell_queue(&mut self) {
+        let is_over = self.rounds.machine.has_result() || self.failure.is_some();
+        if let Some(place) = self.place.take_if(|_| is_over) {
+            place.end(match &self.failure {
+                Some(error) if !self.rounds.machine.has_result() => Err(error.clone()),
+                _ => Ok(()),
+            });
+        }
     }
 
     /// How long the thread may sleep: until the next deadline, and at most [`IDLE`].
@@ -312,9 +354,11 @@ struct PanicGuard<'a>(&'a PartialDriving);
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let state = self.0.lock.lock();
+            let mut state = self.0.lock.lock();
             let comm = &state.rounds.comm;
             comm.abort("the thread of a partial allreduce panicked");
+            // Ends it as cancelled: nobody turns any more.
+            state.place = None;
         }
     }
 }

@@ -22,6 +22,7 @@ pub use fusion::{PartialFusion, PartialFusionOptions};
 
 use super::Communicator;
 use super::buffer::Buffer;
+use super::queue::CompletionQueue;
 use super::raw::RawBuffer;
 use crate::error::{Error, Result};
 use crate::memory::{Access, Element, Held, View};
@@ -173,6 +174,17 @@ impl PartialAllreduce {
     pub fn next_parts<T: Element>(&self, update: &[Buffer<T>]) -> Result<Option<RoundReport>> {
         let (driving, parts) = self.driving_for(update, Access::Exclusive)?;
         driving.next(&parts.views, true)
+    }
+
+    /// Has a queue told, once, when a result can be taken, or when the rounds have failed: it then
+    /// has a completion with the number `user`, and [`next`](PartialAllreduce::next) returns at
+    /// once. The queue may be of any communicator.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: no result is due before the next submit, or a queue is to be
+    /// told already; [`Error::Forked`]. If the rounds have failed, the completion has the error.
+    pub fn notify(&self, queue: &CompletionQueue, user: u64) -> Result<()> {
+        self.driving.get()?.notify(queue, user)
     }
 
     /// As [`next`](PartialAllreduce::next), but returns `Ok(None)` instead of waiting. A rank that

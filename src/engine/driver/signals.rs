@@ -134,8 +134,8 @@ impl Driver {
         for (index, &peer) in peers.iter().enumerate().skip(skip) {
             let mut found = self.links.arrived_within(peer, sequence, *lane, 1);
             if found.is_none() && needs_all {
-                let looks = *looks
-                    .get_or_insert_with(|| self.looks_at(&peers[index..], sequence, *lane));
+                let looks =
+                    *looks.get_or_insert_with(|| self.looks_at(&peers[index..], sequence, *lane));
                 found = self.links.arrived_within(peer, sequence, *lane, looks);
             }
             match found {
