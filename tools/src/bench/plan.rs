@@ -106,8 +106,9 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         // One name for all collectives can exist for some of them only.
         None => of_environment.filter(|name| collective::find(args.collective, name).is_ok()),
     };
-    // Where time is virtual there are no caches to leave.
-    let rotate = !args.no_rotate && link.is_none();
+    // Where time is virtual there are no caches to leave, and a barrier has no buffers.
+    let has_caches = link.is_none() && largest > 0;
+    let rotate = !args.no_rotate && has_caches;
     let rotated_bytes = if !rotate {
         0
     } else {
@@ -353,6 +354,8 @@ pub mod tests {
             plan("allreduce -e 1M --no-rotate").unwrap().arena_bytes,
             1 << 20
         );
+        let barrier = plan("barrier").unwrap();
+        assert_eq!((barrier.rotate, barrier.arena_bytes), (false, 64));
     }
 
     #[test]
