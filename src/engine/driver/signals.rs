@@ -165,8 +165,8 @@ impl Driver {
         round.parked.iter().map(|&step| lacks(step)).min()
     }
 
-    /// How often to look for the signals of these peers. Few times, if one of them has not signalled
-    /// and cannot, because this rank keeps the core that they share.
+    /// How often to look for the signals of these peers. Few times, if one of them has not
+    /// signalled and cannot, because this rank keeps the core that they share.
     fn looks_at(&self, peers: &[Rank], sequence: u64, lane: Lane) -> u32 {
         let links = &self.links;
         let holds_up = |&p: &Rank| links.is_beside(p) && links.arrived(p, sequence, lane).is_none();
