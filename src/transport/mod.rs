@@ -278,7 +278,8 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     fn leave(&mut self, word: u64) -> bool;
 
     /// Names a region, so that it can be used in posts and by peers. The provider keeps it alive
-    /// until it is deregistered.
+    /// until it is deregistered. Where peers map what they are sent, sends of private memory are as
+    /// those of memory that is not registered ([`Mapping::sends_in_place`]).
     fn register(&mut self, region: Arc<Region>) -> Result<RegionKey>;
 
     /// Ends a registration. Peers get no view of it from their next polls on; see
