@@ -77,10 +77,10 @@ impl Communicator {
     /// # Examples
     /// ```
     /// use linerate::{Communicator, Config, ReduceOp};
-    /// let communicator = Communicator::join(0, 1, "a job with its own memory", Config::default())?;
+    /// let communicator = Communicator::join(0, 1, "its own memory", Config::default())?;
     /// let mut gradients = vec![1f32; 1024];
     /// let (address, bytes) = (gradients.as_mut_ptr().cast(), 4 * gradients.len());
-    /// // SAFETY: the vector lives until the memory is deregistered, and nothing refers to it before.
+    /// // SAFETY: the vector lives until the deregistration, and nothing refers to it before.
     /// let buffer = unsafe { communicator.register(address, bytes) }?.cast::<f32>()?;
     /// communicator.all_reduce(&buffer, ReduceOp::Sum)?;
     /// let second_half = communicator.buffer_at(address.wrapping_add(2048), 2048)?;
@@ -117,8 +117,8 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`Communicator::register`]. [`Error::InvalidArgument`]: the size cannot be sealed,
-    /// the memfd is shorter, or the offset is no multiple of a page. [`Error::Os`]: no descriptor is
-    /// left.
+    /// the memfd is shorter, or the offset is no multiple of a page. [`Error::Os`]: no descriptor
+    /// is left.
     pub unsafe fn register_memfd(
         &self,
         address: *mut u8,

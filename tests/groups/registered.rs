@@ -4,6 +4,8 @@
 
 use super::exchange::Map;
 use super::{on_ranks, on_ranks_over};
+use crate::threads::on_threads;
+use linerate::options::CrossMemory;
 use linerate::sim::SimOptions;
 use linerate::{
     Buffer, Collective, Communicator, Config, DataType, Error, Operation, ReduceOp, Simulation,
@@ -191,6 +193,31 @@ fn ranks_register_what_they_like() {
         }
         world.barrier().unwrap();
     });
+}
+
+/// Ranks of one host in a job of several: what they do not map they read where it lies, or copy.
+#[test]
+fn memory_that_no_peer_maps_is_registered_for_the_way_to_other_hosts() {
+    for cma in [CrossMemory::On, CrossMemory::Off] {
+        let config = Config {
+            transport: "router:tcp".into(),
+            cma,
+            ..Config::default()
+        };
+        on_threads(2, &config, |world| {
+            for own in [Own::private(), Own::shared()] {
+                let buffer = own.register(&world).unwrap();
+                assert!(buffer.is_registered());
+                for round in 0..5 {
+                    fill(&buffer, round);
+                    world.all_reduce(&buffer, ReduceOp::Sum).unwrap();
+                    check(&buffer, 2 * round);
+                }
+                world.deregister(own.at(0)).unwrap();
+            }
+            world.barrier().unwrap();
+        });
+    }
 }
 
 #[test]

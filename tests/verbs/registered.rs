@@ -2,17 +2,31 @@
 #![allow(unsafe_code)]
 
 use super::pair::has_device;
-use linerate::{Communicator, Config, ReduceOp};
+use linerate::{Buffer, Communicator, Config, ReduceOp};
 use std::time::Duration;
 
 const COUNT: usize = 200_000;
 
-/// A thousand sums and transfers of one rank; what its transport has registered for them.
+/// A sum of the first elements, and one half of them sent while the other one is received.
+fn two_calls(comm: &Communicator, part: &Buffer<u64>, round: u64) {
+    part.as_mut_slice().unwrap().fill(round);
+    comm.all_reduce(part, ReduceOp::Sum).unwrap();
+    assert!(part.as_slice().unwrap().iter().all(|&sum| sum == 2 * round));
+    let (half, other) = (part.len() / 2, 1 - comm.rank());
+    let (sent, received) = (part.range(..half), part.range(half..));
+    let both = comm.group().send(&sent, other).recv(&received, other);
+    both.run().unwrap();
+}
+
+/// A thousand calls of one rank; what its transport has registered for them.
 fn calls(comm: &Communicator) -> [u64; 2] {
     let mut own = vec![0u64; COUNT];
     let address = own.as_mut_ptr().cast::<u8>();
-    let (other, warm) = (1 - comm.rank(), comm.alloc::<u64>(COUNT).unwrap());
-    comm.all_reduce(&warm, ReduceOp::Sum).unwrap();
+    // What the engine needs for itself is there after calls like those that follow.
+    let warm = comm.alloc::<u64>(COUNT).unwrap();
+    for count in [1000, COUNT] {
+        two_calls(comm, &warm.range(..count), 1);
+    }
     let counts = || {
         let counts = comm.transport_counts();
         ["regions registered", "receives registered for themselves"].map(|name| {
@@ -27,14 +41,7 @@ fn calls(comm: &Communicator) -> [u64; 2] {
     for round in 0..500 {
         let count = if round % 50 == 0 { COUNT } else { 1000 };
         let part = comm.buffer_at(address, 8 * count).unwrap().unwrap();
-        let part = part.cast::<u64>().unwrap();
-        part.as_mut_slice().unwrap().fill(round);
-        comm.all_reduce(&part, ReduceOp::Sum).unwrap();
-        assert!(part.as_slice().unwrap().iter().all(|&sum| sum == 2 * round));
-        let halves = [part.range(..count / 2), part.range(count / 2..)];
-        let [sent, received] = halves;
-        let both = comm.group().send(&sent, other).recv(&received, other);
-        both.run().unwrap();
+        two_calls(comm, &part.cast().unwrap(), round);
     }
     let after = counts();
     comm.deregister(address).unwrap();
