@@ -179,9 +179,8 @@ impl Communicator {
     /// [`Error::Forked`].
     pub fn buffer_at(&self, address: *mut u8, bytes: usize) -> Result<Option<Buffer<u8>>> {
         self.driving()?;
-        // SAFETY: the view is compared. It is used if it lies in a buffer whose memory is there.
-        let view = unsafe { View::new(address, bytes) };
-        Ok(RawBuffer::inside(view, &self.inner.ranges).map(Buffer::of))
+        let found = RawBuffer::inside(address.addr(), bytes, &self.inner.ranges);
+        Ok(found.map(Buffer::of))
     }
 
     /// Ends the registration that begins at `address`, in all communicators of the family. When

@@ -101,14 +101,13 @@ impl Ranges {
         self.lock().remove(&whole.as_ptr().addr());
     }
 
-    /// The owner of the buffer that contains all of this memory, and the memory's offset in that
-    /// buffer, in bytes.
-    pub fn find(&self, view: View) -> Option<(Arc<Owner>, usize)> {
-        let address = view.as_ptr().addr();
+    /// The owner of the buffer that contains all of the `bytes` bytes at this address, and their
+    /// offset in that buffer, in bytes.
+    pub fn find(&self, address: usize, bytes: usize) -> Option<(Arc<Owner>, usize)> {
         let known = self.lock();
         let (&start, range) = known.range(..=address).next_back()?;
         let offset = address - start;
-        let is_inside = view.len_bytes() <= range.bytes.checked_sub(offset)?;
+        let is_inside = bytes <= range.bytes.checked_sub(offset)?;
         // The share is made under the lock and dropped outside of it: dropping the last share takes
         // the lock.
         let owner = is_inside.then(|| range.owner.upgrade()).flatten()?;
@@ -183,7 +182,12 @@ pub(super) struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.give_up_registrations();
+        // In a forked child, nobody may ever give the lock back.
+        let further = self
+            .further
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        give_up(&self.registration, further);
         let is_forked = || (self.registration.iter()).any(|(_, home)| home.process.is_forked());
         if let (Some(ranges), Some(region)) = (&self.ranges, &self.region)
             && !is_forked()
@@ -206,19 +210,24 @@ impl Owner {
 
     /// Ends its registrations in all communicators before it returns. Takes their engines.
     pub fn end_registrations(&self) {
-        for (_, garbage) in self.give_up_registrations() {
+        let further = {
+            let mut further = self.further.lock().unwrap_or_else(PoisonError::into_inner);
+            give_up(&self.registration, &mut further).unwrap_or_default()
+        };
+        for (_, garbage) in self.registration.iter().chain(&further) {
             (garbage.collect)();
         }
     }
+}
 
-    /// Its registrations are garbage from now on.
-    fn give_up_registrations(&self) -> Vec<Registration> {
-        let mut further = self.further.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(further) = further.take() else {
-            return Vec::new();
-        };
-        let all: Vec<Registration> = self.registration.iter().cloned().chain(further).collect();
-        all.iter().for_each(|(key, garbage)| garbage.add(*key));
-        all
-    }
+/// Makes garbage of the registrations of an owner, which has none from then on. Returns those of
+/// other communicators, unless that was done already.
+fn give_up(
+    own: &Option<Registration>,
+    further: &mut Option<Vec<Registration>>,
+) -> Option<Vec<Registration>> {
+    let further = further.take()?;
+    let all = own.iter().chain(&further);
+    all.for_each(|(key, garbage)| garbage.add(*key));
+    Some(further)
 }

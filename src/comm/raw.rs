@@ -90,16 +90,20 @@ impl RawBuffer {
     /// Memory that the caller owns. If it lies inside a registered buffer of `ranges`, it is that
     /// part of the buffer.
     pub(super) fn at(view: View, ranges: &Ranges) -> RawBuffer {
-        RawBuffer::inside(view, ranges).unwrap_or_else(|| RawBuffer {
-            owner: Some(Arc::new(Owner::new(None))),
-            view: view.in_region(RegionKey::NONE, 0),
+        RawBuffer::inside(view.as_ptr().addr(), view.len_bytes(), ranges).unwrap_or_else(|| {
+            RawBuffer {
+                owner: Some(Arc::new(Owner::new(None))),
+                view: view.in_region(RegionKey::NONE, 0),
+            }
         })
     }
 
-    /// The part of a registered buffer that this memory is, if it lies inside one.
-    pub(super) fn inside(view: View, ranges: &Ranges) -> Option<RawBuffer> {
-        let (owner, offset) = ranges.find(view)?;
+    /// The part of a registered buffer that the `bytes` bytes at this address are, if they lie
+    /// inside one.
+    pub(super) fn inside(address: usize, bytes: usize, ranges: &Ranges) -> Option<RawBuffer> {
+        let (owner, offset) = ranges.find(address, bytes)?;
         let key = owner.registration.as_ref()?.0;
+        let view = owner.region.as_ref()?.view().part(offset, bytes);
         Some(RawBuffer {
             owner: Some(owner),
             view: view.in_region(key, offset as u64),

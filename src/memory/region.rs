@@ -250,7 +250,8 @@ impl Region {
             return View::size_only(self.bytes);
         }
         // SAFETY: mapped until the region is dropped; a holder of the view keeps the region
-        // (the engine holds an `Arc<Region>` per operation).
+        // (the engine holds an `Arc<Region>` per operation). A caller keeps its memory mapped until
+        // the registration has ended, which no operation outlives.
         unsafe { View::new(self.address, self.bytes) }
     }
 
