@@ -22,6 +22,8 @@ mod paths;
 mod prng;
 #[path = "verbs/refusals.rs"]
 mod refusals;
+#[path = "verbs/registered.rs"]
+mod registered;
 #[path = "verbs/removal.rs"]
 mod removal;
 #[path = "verbs/words.rs"]

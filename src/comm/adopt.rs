@@ -1,11 +1,14 @@
-//! [`Communicator::adopt`]: a [`Buffer`] of memory that the caller owns.
+//! A [`Buffer`] of memory that the caller owns: for a time ([`Communicator::adopt`]), or registered
+//! until the caller says otherwise ([`Communicator::register`]).
 #![allow(unsafe_code)]
 
 use super::Communicator;
 use super::buffer::Buffer;
 use super::raw::RawBuffer;
 use crate::error::{Error, Result};
-use crate::memory::{Element, View};
+use crate::memory::{Element, Region, View};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 impl Communicator {
     /// Makes a [`Buffer`] of `count` elements at `address`, in memory that the caller owns. It
@@ -47,5 +50,160 @@ impl Communicator {
         let view = unsafe { View::new(address.cast(), bytes) };
         let raw = RawBuffer::at(view, &self.inner.ranges);
         Ok(Buffer::of(raw))
+    }
+
+    /// Registers `bytes` bytes at `address`, in memory that the caller owns, so that operations use
+    /// them where they lie. Each transport registers them once: this one now, that of another
+    /// communicator of the family (split, duplicate, sibling, rebuild) at its first operation on
+    /// them. Not collective: other ranks learn of the memory by the operations that use it, as they
+    /// do of [`Communicator::alloc`]'s.
+    ///
+    /// The memory stays registered when the result is dropped, until [`Communicator::deregister`]
+    /// or the end of the family. [`Communicator::buffer_at`] and [`Communicator::adopt`] find it by
+    /// address, on every communicator of the family. [`Buffer::cast`] gives it a type.
+    ///
+    /// Over shared memory alone, peers can map only what lies in a memfd, for which there is
+    /// [`Communicator::register_memfd`]. Other memory is found by address there too, and is moved
+    /// as memory that is not registered: peers fetch it ([`Config::cma`]), or it is staged.
+    ///
+    /// [`Config::cma`]: crate::Config::cma
+    ///
+    /// # Safety
+    /// The caller keeps the memory mapped, readable and writable, until a deregistration of it has
+    /// succeeded, or all communicators of the family and all their operations, and all clones and
+    /// ranges of its buffers, are gone. While an operation or a slice uses some of the bytes, no
+    /// reference to these exists that would conflict with that use.
+    ///
+    /// # Examples
+    /// ```
+    /// use linerate::{Communicator, Config, ReduceOp};
+    /// let communicator = Communicator::join(0, 1, "its own memory", Config::default())?;
+    /// let mut gradients = vec![1f32; 1024];
+    /// let (address, bytes) = (gradients.as_mut_ptr().cast(), 4 * gradients.len());
+    /// // SAFETY: the vector lives until the deregistration, and nothing refers to it before.
+    /// let buffer = unsafe { communicator.register(address, bytes) }?.cast::<f32>()?;
+    /// communicator.all_reduce(&buffer, ReduceOp::Sum)?;
+    /// let second_half = communicator.buffer_at(address.wrapping_add(2048), 2048)?;
+    /// assert_eq!(second_half.unwrap().cast::<f32>()?.as_slice()?[0], 1.0);
+    /// communicator.deregister(address)?;
+    /// assert!(communicator.all_reduce(&buffer, ReduceOp::Sum).is_err());
+    /// assert!(communicator.buffer_at(address, bytes)?.is_none());
+    /// gradients.push(2.0);
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the address is null, there are no bytes or more than an address
+    /// space holds, or some of them are registered or allocated here already. [`Error::Exhausted`]
+    /// and [`Error::Os`]: a device cannot register them; [`Error::Forked`]. Nothing is registered
+    /// then.
+    pub unsafe fn register(&self, address: *mut u8, bytes: usize) -> Result<Buffer<u8>> {
+        // SAFETY: our caller promises it.
+        unsafe { self.register_at((address, bytes), None) }
+    }
+
+    /// [`Communicator::register`] of memory that is mapped from a memfd, from byte `offset` of it
+    /// on, so that ranks on this host map it too. The descriptor is duplicated.
+    ///
+    /// The memfd has small pages and [`MFD_ALLOW_SEALING`]. Its size is sealed, for good: a peer
+    /// would die of memory that is cut off. After a failure, a rank that was stopped in the middle
+    /// of a store may still write there when it goes on, deregistered or not, because it has the
+    /// pages mapped.
+    ///
+    /// [`MFD_ALLOW_SEALING`]: https://man7.org/linux/man-pages/man2/memfd_create.2.html
+    ///
+    /// # Safety
+    /// As for [`Communicator::register`]. The memory is a shared mapping of that part of the memfd.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::register`]. [`Error::InvalidArgument`]: the size cannot be sealed,
+    /// the memfd is shorter, or the offset is no multiple of a page. [`Error::Os`]: no descriptor
+    /// is left.
+    pub unsafe fn register_memfd(
+        &self,
+        address: *mut u8,
+        bytes: usize,
+        memfd: BorrowedFd<'_>,
+        offset: u64,
+    ) -> Result<Buffer<u8>> {
+        self.driving()?;
+        let memfd = memfd
+            .try_clone_to_owned()
+            .map_err(|e| Error::os("duplicating the descriptor of a memfd", e))?;
+        // SAFETY: our caller promises it.
+        unsafe { self.register_at((address, bytes), Some((memfd, offset))) }
+    }
+
+    /// Registers memory with this communicator's transport, and keeps it in the list of the family.
+    ///
+    /// # Safety
+    /// [`Communicator::register`].
+    unsafe fn register_at(
+        &self,
+        (address, bytes): (*mut u8, usize),
+        memfd: Option<(OwnedFd, u64)>,
+    ) -> Result<Buffer<u8>> {
+        let driving = self.driving()?;
+        let end = (address.addr())
+            .checked_add(bytes)
+            .filter(|_| isize::try_from(bytes).is_ok());
+        if address.is_null() || bytes == 0 || end.is_none() {
+            return Err(Error::invalid(format!(
+                "registering {bytes} bytes at {address:p}: give an address that is not null, and 1 byte to all that the address space has from there on"
+            )));
+        }
+        // SAFETY: our caller promises what `View::new` asks for.
+        let view = unsafe { View::new(address, bytes) };
+        let region = Arc::new(Region::of_caller(view, memfd)?);
+        let key = driving.register(region.clone())?;
+        let registration = (key, driving.garbage.clone());
+        let raw = RawBuffer::of_caller(region, registration, &self.inner.ranges)?;
+        Ok(Buffer::of(raw))
+    }
+
+    /// The `bytes` bytes at `address`, if they all lie in one registered buffer: one that this
+    /// communicator or another of the family has allocated or registered. They share its borrows.
+    /// The address is only compared.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config};
+    /// let communicator = Communicator::join(0, 1, "a job that looks", Config::default())?;
+    /// let buffer = communicator.alloc::<u8>(64)?;
+    /// let address = buffer.as_mut_slice()?.as_mut_ptr();
+    /// assert_eq!(communicator.buffer_at(address, 64)?.map(|all| all.len()), Some(64));
+    /// assert!(communicator.buffer_at(address, 65)?.is_none());
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn buffer_at(&self, address: *mut u8, bytes: usize) -> Result<Option<Buffer<u8>>> {
+        self.driving()?;
+        let found = RawBuffer::inside(address.addr(), bytes, &self.inner.ranges);
+        Ok(found.map(Buffer::of))
+    }
+
+    /// Ends the registration that begins at `address`, in all communicators of the family. When
+    /// this has succeeded, nothing of linerate uses the memory, and its owner may unmap it. Buffers
+    /// of it that are left stay safe: every use of their elements is an [`Error::InUse`]. Not
+    /// collective, and of any communicator of the family.
+    ///
+    /// An operation that has not ended is not waited for: it is an error, and the memory stays
+    /// registered. Memory of an operation that has failed can be deregistered, and be registered
+    /// anew to be used by a communicator that was rebuilt. Where an operation could not end because
+    /// a rank had left, others may still read the memory, so that it stays registered until the
+    /// family ends.
+    ///
+    /// # Errors
+    /// [`Error::InUse`]: an operation or a slice uses some of the memory, or other ranks may still
+    /// read it. [`Error::InvalidArgument`]: no registration begins there, such as after the first
+    /// of two calls; [`Error::Forked`].
+    pub fn deregister(&self, address: *mut u8) -> Result<()> {
+        self.driving()?;
+        self.inner
+            .ranges
+            .release(address.addr())?
+            .end_registrations();
+        Ok(())
     }
 }

@@ -120,14 +120,10 @@ impl Communicator {
             Region::private(bytes)?
         });
         region.populate(self.inner.config.huge_pages);
-        let mut engine = driving.engine();
-        driving.collect_garbage(&mut engine);
-        let key = engine.register(region.clone())?;
-        drop(engine);
+        let key = driving.register(region.clone())?;
         Ok(RawBuffer::registered(
             region,
-            key,
-            driving.garbage.clone(),
+            (key, driving.garbage.clone()),
             &self.inner.ranges,
         ))
     }

@@ -20,7 +20,7 @@ use crate::transport;
 use crate::types::Rank;
 use crate::wait::{Clock, SpinTime};
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The first pause of a rank that waits for other ranks to connect or to come.
@@ -240,13 +240,21 @@ pub(super) fn finish(
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         known => known,
     };
-    let driving = Arc::new(Driving::new(
-        Inside::new(engine, plans),
-        origin.clock.clone(),
-        SpinTime::new(local_ranks, cores),
-        Arc::new(Garbage::new(origin.process)),
-        origin.thread.family.clone(),
-    ));
+    let driving = Arc::new_cyclic(|driving: &Weak<Driving>| {
+        let driving = driving.clone();
+        let collect = move || {
+            if let Some(driving) = driving.upgrade() {
+                driving.collect_garbage(&mut driving.engine());
+            }
+        };
+        Driving::new(
+            Inside::new(engine, plans),
+            origin.clock.clone(),
+            SpinTime::new(local_ranks, cores),
+            Arc::new(Garbage::new(origin.process, collect)),
+            origin.thread.family.clone(),
+        )
+    });
     if origin.is_member {
         driving.family().join(&driving);
     }

@@ -17,6 +17,7 @@ use crate::transport::sim::SimOptions;
 use crate::types::{DataType, ReduceOp};
 use cases::cases;
 use std::io::{Read, Write};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 fn join(rank: u32, job: &str, transport: &str, progress: Progress) -> Communicator {
@@ -37,6 +38,8 @@ struct Held {
     buffer: Buffer<f32>,
     /// The first elements of `buffer`, adopted by their address.
     adopted: Buffer<f32>,
+    /// Memory that nobody frees, registered.
+    registered: Buffer<f32>,
     small: Buffer<f32>,
     plain: Buffer<f32>,
     /// Operations of rank 0. Rank 1 starts them only after both ranks have checked their children.
@@ -111,6 +114,7 @@ fn hold(comm: Communicator, only: Communicator) -> Held {
         results: [sparse_result, dense_result.unwrap()],
         plain: Buffer::from_vec(vec![5.0; 4]),
         adopted,
+        registered: register(&comm, None).unwrap().cast().unwrap(),
         buffer,
         small,
         comm,
@@ -123,6 +127,18 @@ fn adopt(comm: &Communicator, memory: &Buffer<f32>) -> Result<Buffer<f32>> {
     let address = memory.raw().view().as_ptr().cast();
     // SAFETY: the callers keep the buffer for as long as they keep the result.
     unsafe { comm.adopt(address, memory.len()) }
+}
+
+/// Registers memory that lives for ever.
+#[allow(unsafe_code)]
+fn register(comm: &Communicator, memfd: Option<BorrowedFd<'_>>) -> Result<Buffer<u8>> {
+    let address = vec![0f32; 1024].leak().as_mut_ptr().cast();
+    match memfd {
+        // SAFETY: it is never freed, and named here alone.
+        None => unsafe { comm.register(address, 4096) },
+        // SAFETY: as above. It is refused.
+        Some(memfd) => unsafe { comm.register_memfd(address, 4096, memfd, 0) },
+    }
 }
 
 fn start_all(comm: &Communicator, buffer: &Buffer<f32>) -> Vec<Operation> {

@@ -1,7 +1,7 @@
 //! [`RawBuffer`]: a range of memory without an element type, as operations use it. Users hold a
 //! [`super::Buffer`].
 
-use super::ranges::{Garbage, Owner, Ranges};
+use super::ranges::{Garbage, Owner, Ranges, Registration};
 use crate::error::Result;
 use crate::kernel;
 use crate::memory::{Access, Borrows, Element, Held, Kept, Region, RegionKey, View};
@@ -50,10 +50,10 @@ impl RawBuffer {
         Ok(RawBuffer::of_region(Region::private(bytes)?))
     }
 
+    /// Memory that a communicator has allocated and registered.
     pub(super) fn registered(
         region: Arc<Region>,
-        key: RegionKey,
-        garbage: Arc<Garbage>,
+        (key, garbage): Registration,
         ranges: &Arc<Ranges>,
     ) -> RawBuffer {
         let whole = region.view();
@@ -68,19 +68,42 @@ impl RawBuffer {
         }
     }
 
-    /// Memory that the caller owns. If it lies inside a registered buffer of `ranges`, it is that
-    /// part of the buffer.
-    pub(super) fn at(view: View, ranges: &Ranges) -> RawBuffer {
-        RawBuffer::inside(view, ranges).unwrap_or_else(|| RawBuffer {
-            owner: Some(Arc::new(Owner::new(None))),
-            view: view.in_region(RegionKey::NONE, 0),
+    /// Memory that the caller owns and a communicator has registered. Where the registration has
+    /// no key, the memory is staged there. If some of it is registered already, the registration
+    /// ends.
+    pub(super) fn of_caller(
+        region: Arc<Region>,
+        (key, garbage): Registration,
+        ranges: &Ranges,
+    ) -> Result<RawBuffer> {
+        let whole = region.view();
+        let mut owner = Owner::new(Some(region));
+        owner.registration = Some((key, garbage));
+        let owner = Arc::new(owner);
+        (ranges.keep(whole, &owner)).inspect_err(|_| owner.end_registrations())?;
+        Ok(RawBuffer {
+            owner: Some(owner),
+            view: whole.in_region(key, 0),
         })
     }
 
-    /// The part of a registered buffer that this memory is, if it lies inside one.
-    fn inside(view: View, ranges: &Ranges) -> Option<RawBuffer> {
-        let (owner, offset) = ranges.find(view)?;
+    /// Memory that the caller owns. If it lies inside a registered buffer of `ranges`, it is that
+    /// part of the buffer.
+    pub(super) fn at(view: View, ranges: &Ranges) -> RawBuffer {
+        RawBuffer::inside(view.as_ptr().addr(), view.len_bytes(), ranges).unwrap_or_else(|| {
+            RawBuffer {
+                owner: Some(Arc::new(Owner::new(None))),
+                view: view.in_region(RegionKey::NONE, 0),
+            }
+        })
+    }
+
+    /// The part of a registered buffer that the `bytes` bytes at this address are, if they lie
+    /// inside one.
+    pub(super) fn inside(address: usize, bytes: usize, ranges: &Ranges) -> Option<RawBuffer> {
+        let (owner, offset) = ranges.find(address, bytes)?;
         let key = owner.registration.as_ref()?.0;
+        let view = owner.region.as_ref()?.view().part(offset, bytes);
         Some(RawBuffer {
             owner: Some(owner),
             view: view.in_region(key, offset as u64),
@@ -105,8 +128,8 @@ impl RawBuffer {
     }
 
     /// These bytes with a key of the communicator that has this garbage. At the first use,
-    /// `register` makes the key. If another communicator cannot register the region, the result
-    /// counts as not registered.
+    /// `register` makes the key. Without one, and if the memory was deregistered, the result counts
+    /// as not registered.
     pub(super) fn moved_to(
         &self,
         garbage: &Arc<Garbage>,
@@ -118,17 +141,22 @@ impl RawBuffer {
         // A child may have made the communicator, while the memory belongs to its parent.
         self.check_process()?;
         let mut further = (owner.further.lock()).unwrap_or_else(PoisonError::into_inner);
-        let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
-        let key = match (known, owner.shared_region()) {
-            (Some((key, _)), _) => *key,
-            (None, Some(region)) => {
-                // Forgets communicators that are gone: their registrations have ended with them.
-                further.retain(|(_, home)| Arc::strong_count(home) > 1);
-                let key = register(region.clone())?;
-                further.push((key, garbage.clone()));
-                key
+        let key = match (further.as_mut(), &owner.region) {
+            (Some(further), Some(region)) => {
+                let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
+                match known {
+                    Some((key, _)) => *key,
+                    None => {
+                        // Forgets communicators that are gone: their registrations have ended with
+                        // them.
+                        further.retain(|(_, home)| Arc::strong_count(home) > 1);
+                        let key = register(region.clone())?;
+                        further.push((key, garbage.clone()));
+                        key
+                    }
+                }
             }
-            (None, None) => RegionKey::NONE,
+            _ => RegionKey::NONE,
         };
         Ok(RawBuffer {
             owner: self.owner.clone(),

@@ -12,8 +12,9 @@ use super::plans::Explanation;
 use super::raw::RawBuffer;
 use crate::engine::{Engine, TaskCall, TaskId};
 use crate::error::{Error, Result};
+use crate::memory::{Region, RegionKey};
 use std::borrow::Cow;
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 
 impl Communicator {
     /// Runs a call to its end. It is faster than to start and wait if the other ranks have already
@@ -137,11 +138,14 @@ impl Driving {
         if buffer.is_at_home(&self.garbage) {
             return Ok(buffer.clone());
         }
-        buffer.moved_to(&self.garbage, |region| {
-            let mut engine = self.engine();
-            self.collect_garbage(&mut engine);
-            engine.register(region)
-        })
+        buffer.moved_to(&self.garbage, |region| self.register(region))
+    }
+
+    /// Registers a region, without a key where peers could not map it.
+    pub(super) fn register(&self, region: Arc<Region>) -> Result<RegionKey> {
+        let mut engine = self.engine();
+        self.collect_garbage(&mut engine);
+        engine.register(region)
     }
 }
 

@@ -164,12 +164,18 @@ impl Engine {
         self.driver.links.transport.next_timeout()
     }
 
-    /// Registers a region.
+    /// Registers a region. [`RegionKey::NONE`]: peers would map it, and it is not shared memory.
     pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
         // A rank that takes and frees memory all the time may never wait long enough for
         // `drive_slow`, so freed regions are released here, too.
         self.release_freed();
-        self.driver.links.transport.register(region)
+        let transport = &mut self.driver.links.transport;
+        let capabilities = transport.capabilities();
+        let is_mapped = capabilities.mapped && capabilities.shared_regions;
+        match is_mapped && region.file().is_none() {
+            true => Ok(RegionKey::NONE),
+            false => transport.register(region),
+        }
     }
 
     /// Ends a registration.

@@ -35,6 +35,8 @@ enum User {
     /// An operation that could not end because a rank had left. Other ranks may still read what it
     /// has sent, and count it.
     GivenUp(&'static str),
+    /// Nothing any more: the memory was deregistered, and is its caller's alone.
+    Deregistered,
 }
 
 impl User {
@@ -49,7 +51,7 @@ impl User {
     /// Whether a copy may use the range all the same.
     fn lets_copy(self, access: Access) -> bool {
         match self {
-            User::Slice | User::Operation(_) => false,
+            User::Slice | User::Operation(_) | User::Deregistered => false,
             User::Failed(_) => true,
             User::GivenUp(_) => access == Access::Shared,
         }
@@ -122,6 +124,13 @@ impl Borrows {
             borrows: self,
             ticket,
         })
+    }
+
+    /// Ends every use of these bytes, which are all: every later borrow is an error. Fails if
+    /// something uses some of them now, or other ranks may still read them.
+    pub fn end(&self, all: Range<usize>) -> Result<()> {
+        let user = User::Deregistered;
+        self.enter(all, Access::Exclusive, user, true).map(drop)
     }
 
     fn enter(
@@ -287,6 +296,10 @@ fn in_use(bytes: &Range<usize>, user: User) -> Error {
             ),
             "copy the elements (Buffer::read), and allocate another buffer",
         ),
+        User::Deregistered => (
+            "their caller alone, which has deregistered them".to_string(),
+            "register the memory again (Communicator::register), and use the new buffer",
+        ),
     };
     Error::InUse {
         bytes: bytes.start as u64..bytes.end as u64,
@@ -358,6 +371,24 @@ mod tests {
         let text = borrows.borrow_copy(0..8, Access::Exclusive).unwrap_err();
         assert!(text.to_string().contains("has left"), "{text}");
         assert!(borrows.borrow_slice(0..8, Access::Shared).is_err());
+    }
+
+    #[test]
+    fn what_was_deregistered_is_neither_used_nor_copied() {
+        let borrows = Arc::new(Borrows::default());
+        let slice = borrows.borrow_slice(3..4, Access::Shared).unwrap();
+        assert!(borrows.end(0..8).is_err());
+        drop(slice);
+        let held = borrows.borrow_operation(0..8, Access::Exclusive, "broadcast");
+        drop(held.unwrap().keep(&borrows, owner(), true));
+        borrows.end(0..8).unwrap();
+        let text = borrows.borrow_slice(7..8, Access::Shared).unwrap_err();
+        assert!(text.to_string().contains("failed"), "{text}");
+        for access in [Access::Shared, Access::Exclusive] {
+            let text = borrows.borrow_copy(0..1, access).unwrap_err().to_string();
+            assert!(text.contains("has deregistered them"), "{text}");
+        }
+        assert!(borrows.end(0..8).is_err());
     }
 
     #[test]

@@ -21,9 +21,13 @@ const HUGE_BYTES: usize = 2 << 20;
 /// From <asm-generic/mman-common.h>, equal on every architecture that has it.
 const MADV_COLLAPSE: i32 = 25;
 
-/// Maps a file of `bytes` bytes, whole pages, at an address that is aligned to huge pages if it
-/// holds one: only then can they be mapped as such.
-pub(super) fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<*mut u8> {
+/// Maps `bytes` bytes of a file, whole pages, from byte `offset` on, at an address that is aligned
+/// to huge pages if it holds one: only then can they be mapped as such.
+pub(super) fn map_shared(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    bytes: usize,
+) -> rustix::io::Result<*mut u8> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     if bytes < HUGE_BYTES {
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
@@ -34,7 +38,7 @@ pub(super) fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result
                 protection,
                 MapFlags::SHARED,
                 fd,
-                0,
+                offset,
             )
         }?;
         return Ok(address.cast());
@@ -54,7 +58,7 @@ pub(super) fn map_shared(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result
     let address = reserved.wrapping_byte_add(skipped);
     let flags = MapFlags::SHARED | MapFlags::FIXED;
     // SAFETY: replaces only pages that were reserved above and that nobody else knows.
-    let mapped = unsafe { mmap(address, bytes, protection, flags, fd, 0) };
+    let mapped = unsafe { mmap(address, bytes, protection, flags, fd, offset) };
     let ends = match mapped {
         Ok(_) => [
             (reserved, skipped),
@@ -124,7 +128,7 @@ mod tests {
             let RegionKind::Shared(fd) = region.kind() else {
                 panic!("not shared")
             };
-            let peer = Region::map_peer(fd.as_fd(), bytes).unwrap();
+            let peer = Region::map_peer(fd.as_fd(), 0, bytes).unwrap();
             let mut seen = vec![1u8; bytes];
             // SAFETY: both regions live here, and nobody else uses them.
             unsafe { peer.view().read(0, &mut seen) };

@@ -32,6 +32,9 @@ pub enum RegionKind {
     Peer,
     /// Memory of a device that its driver shares through this dma-buf, mapped here.
     Dmabuf(OwnedFd),
+    /// Memory that a caller owns, and the memfd that it lies in, from this byte on, if the caller
+    /// has given one.
+    Caller(Option<(OwnedFd, u64)>),
     /// Memory of a `Vec`, given back by this function of address, length and capacity in elements.
     Heap(HeapFree),
     /// No pages: only the length exists.
@@ -79,7 +82,7 @@ impl Region {
             .map_err(|e| Error::os(format!("memfd_create for {}", what()), e))?;
         ftruncate(&fd, mapped_bytes as u64).map_err(|e| Error::os(what(), e))?;
         fcntl_add_seals(&fd, SEALS).map_err(|e| Error::os(format!("sealing {}", what()), e))?;
-        let address = pages::map_shared(fd.as_fd(), mapped_bytes)
+        let address = pages::map_shared(fd.as_fd(), 0, mapped_bytes)
             .map_err(|e| refused(what(), mapped_bytes, Pages::Shared, e.into()))?;
         available::note_reserved(mapped_bytes);
         Ok(Region {
@@ -153,7 +156,7 @@ impl Region {
     /// [`Region::from_dmabuf`] of a descriptor that is known to be of a dma-buf.
     pub(crate) fn of_dmabuf(fd: OwnedFd, bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
-        let address = pages::map_shared(fd.as_fd(), mapped_bytes).map_err(|e| {
+        let address = pages::map_shared(fd.as_fd(), 0, mapped_bytes).map_err(|e| {
             let what = "that only its device can reach is not built yet: memory that processors can map is";
             Error::os(format!("mapping {bytes} bytes of a dma-buf ({what})"), e)
         })?;
@@ -162,6 +165,30 @@ impl Region {
             bytes,
             mapped_bytes,
             kind: RegionKind::Dmabuf(fd),
+        })
+    }
+
+    /// Memory that a caller owns, and keeps for as long as anything uses the region. `file`: the
+    /// memfd that it lies in, and from which byte on, so that peers can map it. The size of the
+    /// memfd is sealed here.
+    pub(crate) fn of_caller(view: View, file: Option<(OwnedFd, u64)>) -> Result<Region> {
+        let bytes = view.len_bytes();
+        if let Some((fd, offset)) = &file {
+            // What cannot be sealed is refused as by a peer, whose look it is.
+            let _ = fcntl_add_seals(fd, SEALS);
+            Region::map_peer(fd.as_fd(), *offset, bytes).map_err(|error| {
+                Error::invalid(format!(
+                    "{bytes} bytes from byte {offset} of descriptor {} cannot be mapped by peers: {error}; it must be a memfd of small pages with MFD_ALLOW_SEALING that has its last size, and the offset a multiple of {}",
+                    fd.as_raw_fd(),
+                    rustix::param::page_size()
+                ))
+            })?;
+        }
+        Ok(Region {
+            address: view.as_ptr(),
+            bytes,
+            mapped_bytes: 0,
+            kind: RegionKind::Caller(file),
         })
     }
 
@@ -175,9 +202,9 @@ impl Region {
         }
     }
 
-    /// Maps a peer's memfd of `bytes` bytes, after checking that it is that long and sealed: a file
-    /// that its owner could shrink would kill us with SIGBUS.
-    pub fn map_peer(fd: BorrowedFd<'_>, bytes: usize) -> Result<Region> {
+    /// Maps `bytes` bytes of a peer's memfd from byte `offset` on, after checking that it is that
+    /// long and sealed: a file that its owner could shrink would kill us with SIGBUS.
+    pub fn map_peer(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> Result<Region> {
         let mapped_bytes = page_multiple(bytes)?;
         let seals = fcntl_get_seals(fd)
             .map_err(|e| Error::os("reading the seals of a peer's memory", e))?;
@@ -187,13 +214,14 @@ impl Region {
             )));
         }
         let stat = fstat(fd).map_err(|e| Error::os("sizing a peer's memory", e))?;
-        if stat.st_size < 0 || (stat.st_size as u64) < mapped_bytes as u64 {
+        let end = offset.checked_add(bytes as u64);
+        if end.is_none_or(|end| stat.st_size < 0 || (stat.st_size as u64) < end) {
             return Err(Error::Malformed(format!(
-                "a peer announced {bytes} bytes of memory and sent {}: refused",
+                "a peer announced {bytes} bytes of memory from byte {offset} on and sent {}: refused",
                 stat.st_size
             )));
         }
-        let address = pages::map_shared(fd, mapped_bytes)
+        let address = pages::map_shared(fd, offset, mapped_bytes)
             .map_err(|e| Error::os(format!("mapping {bytes} bytes of a peer"), e))?;
         Ok(Region {
             address,
@@ -222,13 +250,23 @@ impl Region {
             return View::size_only(self.bytes);
         }
         // SAFETY: mapped until the region is dropped; a holder of the view keeps the region
-        // (the engine holds an `Arc<Region>` per operation).
+        // (the engine holds an `Arc<Region>` per operation). A caller keeps its memory mapped until
+        // the registration has ended, which no operation outlives.
         unsafe { View::new(self.address, self.bytes) }
     }
 
     /// Length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The memfd by which peers on this host map it, and where it begins there, if there is one.
+    pub(crate) fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        match &self.kind {
+            RegionKind::Shared(fd) => Some((fd.as_fd(), 0)),
+            RegionKind::Caller(Some((fd, offset))) => Some((fd.as_fd(), *offset)),
+            _ => None,
+        }
     }
 
     /// Where its pages come from.
@@ -243,8 +281,8 @@ impl Drop for Region {
             // SAFETY: the parts of the `Vec` that `of_vec` took, given back once; no view of it is
             // used any more.
             RegionKind::Heap(heap) => unsafe { (heap.free)(self.address, heap.len, heap.capacity) },
-            // Its mapping ends with it.
-            RegionKind::Private { .. } | RegionKind::SizeOnly => (),
+            // Its mapping ends with it, or is the caller's.
+            RegionKind::Private { .. } | RegionKind::SizeOnly | RegionKind::Caller(_) => (),
             RegionKind::Shared(_) | RegionKind::Peer | RegionKind::Dmabuf(_) => {
                 // SAFETY: exactly the range that was mapped; no view of it is used after the last
                 // owner is gone. A failure would mean that the range was unmapped already, and
@@ -298,7 +336,7 @@ mod tests {
         let RegionKind::Shared(fd) = owner.kind() else {
             panic!("not shared")
         };
-        let peer = Region::map_peer(fd.as_fd(), 10_000).unwrap();
+        let peer = Region::map_peer(fd.as_fd(), 0, 10_000).unwrap();
         // SAFETY: both regions live here, and nobody else uses them.
         unsafe { owner.view().store(1000, 42u64) };
         // SAFETY: as above.
@@ -316,12 +354,56 @@ mod tests {
         )
         .unwrap();
         ftruncate(&fd, 4096).unwrap();
-        let text = Region::map_peer(fd.as_fd(), 4096).unwrap_err().to_string();
+        let text = Region::map_peer(fd.as_fd(), 0, 4096)
+            .unwrap_err()
+            .to_string();
         assert!(text.contains("not sealed"), "{text}");
         fcntl_add_seals(&fd, SEALS).unwrap();
-        let text = Region::map_peer(fd.as_fd(), 4097).unwrap_err().to_string();
+        let text = Region::map_peer(fd.as_fd(), 0, 4097)
+            .unwrap_err()
+            .to_string();
         assert!(text.contains("4097"), "{text}");
-        Region::map_peer(fd.as_fd(), 4096).unwrap();
+        for offset in [1, 4096, u64::MAX] {
+            assert!(
+                Region::map_peer(fd.as_fd(), offset, 4096).is_err(),
+                "{offset}"
+            );
+        }
+        Region::map_peer(fd.as_fd(), 0, 4096).unwrap();
+    }
+
+    #[test]
+    fn memory_of_a_caller_is_mapped_by_peers_from_its_offset_on_and_stays_the_callers() {
+        let name = "linerate-caller";
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, 20_000).unwrap();
+        // Stands for the mapping of a caller.
+        let address = pages::map_shared(fd.as_fd(), 8192, 11_808).unwrap();
+        // SAFETY: nobody unmaps it.
+        let view = unsafe { View::new(address, 11_808) };
+        let of_caller = |offset| {
+            let fd = fd.try_clone().unwrap();
+            Region::of_caller(view, Some((fd, offset)))
+        };
+        for offset in [4095, 8193, 12_288] {
+            let text = of_caller(offset).unwrap_err().to_string();
+            assert!(text.contains("MFD_ALLOW_SEALING"), "{text}");
+        }
+        let region = of_caller(8192).unwrap();
+        assert!(ftruncate(&fd, 0).is_err(), "its size is sealed");
+        let (file, offset) = region.file().unwrap();
+        let peer = Region::map_peer(file, offset, 11_808).unwrap();
+        // SAFETY: both mappings live here, and nobody else uses them.
+        unsafe { region.view().store(1475, 42u64) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { peer.view().load::<u64>(1475) }, 42);
+        drop(region);
+        // SAFETY: as above.
+        assert_eq!(unsafe { view.load::<u64>(1475) }, 42);
+        let closed = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&closed, 20_000).unwrap();
+        let text = Region::of_caller(view, Some((closed, 0))).unwrap_err();
+        assert!(text.to_string().contains("not sealed"), "{text}");
     }
 
     #[test]

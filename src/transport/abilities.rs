@@ -27,6 +27,12 @@ pub trait Mapping {
         false
     }
 
+    /// Whether a send of these bytes to this peer may come from where they lie: they are registered
+    /// so that the peer reaches them, or it fetches them.
+    fn sends_in_place(&self, peer: Rank, source: &View) -> bool {
+        source.key().is_some() || self.fetches(peer, source.len_bytes())
+    }
+
     /// Whether a peer has withdrawn its memory: then what was read of it through a view of
     /// [`Mapping::mapped`] may have changed since. It is asked after the last read; a rank that is
     /// told so finds the messages that the peer had sent before.

@@ -31,7 +31,8 @@
 //!     with its length.
 //! 10. Sends, puts and gets need memory in a registered region, except for at most
 //!     [`Capabilities::inline_bytes`] bytes, which are copied when posted, and for sends for which
-//!     [`Mapping::fetches`] says that the peer reads them where they lie. Receives take any
+//!     [`Mapping::fetches`] says that the peer reads them where they lie. A peer that maps what it
+//!     is sent needs a region that it can map ([`Mapping::sends_in_place`]). Receives take any
 //!     memory.
 //! 11. A region stays registered until [`Transport::deregister`]; its owner keeps it alive until
 //!     the last completion that uses it. Keys are never reused. A put or get to a key that does not

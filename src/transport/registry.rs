@@ -39,6 +39,13 @@ impl<T> Registry<T> {
         Ok(key)
     }
 
+    /// How many regions were registered so far, as [`Diagnostics::counts`] names it.
+    ///
+    /// [`Diagnostics::counts`]: super::Diagnostics::counts
+    pub fn count(&self) -> (&'static str, u64) {
+        ("regions registered", u64::from(self.next) - 1)
+    }
+
     /// Ends a registration.
     pub fn remove(&mut self, key: RegionKey) -> Result<T> {
         let found = self.known.remove(&key).map(|(_, kept)| kept);

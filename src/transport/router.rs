@@ -403,6 +403,13 @@ impl Mapping for Router {
         self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.fetches(peer, bytes)
     }
 
+    fn sends_in_place(&self, peer: Rank, source: &View) -> bool {
+        match self.ways.get(peer as usize) {
+            Some(Way::Memory) => self.shm.sends_in_place(peer, source),
+            _ => self.far.sends_in_place(peer, source),
+        }
+    }
+
     #[inline]
     fn has_withdrawn(&self, peer: Rank) -> bool {
         self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.has_withdrawn(peer)

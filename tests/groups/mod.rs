@@ -8,6 +8,7 @@ mod exchange;
 mod joined;
 mod queue;
 mod random;
+mod registered;
 mod repeats;
 mod siblings;
 mod timeouts;

@@ -1,7 +1,7 @@
 //! The public functions that a child calls, and what each must do there.
 
 use super::calls::{self, Try};
-use super::{Held, adopt, is_refused, sparse_options, tensors};
+use super::{Held, adopt, is_refused, register, sparse_options, tensors};
 use crate::bootstrap::Exchange;
 use crate::comm::{
     Buffer, Fusion, Operation, PartialAllreduce, PartialFusion, PartialFusionOptions,
@@ -12,6 +12,7 @@ use crate::fusion::FusionOptions;
 use crate::partial::PartialOptions;
 use crate::types::{Collective, DataType, ReduceOp};
 use std::future::Future;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -76,6 +77,19 @@ fn of_communicator(held: &mut Held) -> Vec<Case> {
         (
             "Communicator::adopt",
             is_refused(adopt(comm, small)) && is_refused(adopt(comm, &held.plain)),
+        ),
+        ("Communicator::register", is_refused(register(comm, None))),
+        (
+            "Communicator::register_memfd",
+            is_refused(register(comm, Some(std::io::stdin().as_fd()))),
+        ),
+        (
+            "Communicator::buffer_at",
+            is_refused(comm.buffer_at(held.registered.raw().view().as_ptr(), 1)),
+        ),
+        (
+            "Communicator::deregister",
+            is_refused(comm.deregister(held.registered.raw().view().as_ptr())),
         ),
         (
             "Communicator::failure",
@@ -349,7 +363,12 @@ fn of_memory(held: &mut Held) -> Vec<Case> {
     let (buffer, plain) = (&held.buffer, &held.plain);
     let other_type = buffer.cast::<u8>().unwrap();
     let again = other_type.cast::<f32>().unwrap();
-    let registered = [again, buffer.range(7..9), held.adopted.clone()];
+    let registered = [
+        again,
+        buffer.range(7..9),
+        held.adopted.clone(),
+        held.registered.clone(),
+    ];
     type OnBuffer = fn(&Buffer<f32>) -> Result<()>;
     let is_refused = |run: OnBuffer| registered.iter().all(|it| is_refused(run(it)));
     let is_five = |all: &[f32]| all == [5.0; 4];

@@ -188,9 +188,8 @@ impl Driver {
         view: View,
     ) -> std::result::Result<(), PostError> {
         let bytes = view.len_bytes();
-        let is_reachable = bytes <= self.inline_bytes
-            || view.key().is_some()
-            || self.links.transport.fetches(peer, bytes);
+        let is_reachable =
+            bytes <= self.inline_bytes || self.links.transport.sends_in_place(peer, &view);
         match is_reachable {
             true => self.links.post_send(peer, (tag, header), view, token),
             false => self.send_copy(peer, (tag, header, token), view),

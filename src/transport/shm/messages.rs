@@ -84,7 +84,7 @@ impl ShmTransport {
             self.complete(token, peer, Outcome::Done, bytes as u64, 0);
             return Ok(());
         }
-        let is_registered = self.regions.is_known(source.key());
+        let is_registered = self.is_mappable(source.key());
         let is_short = bytes <= INLINE_BYTES_MAX;
         if !is_short && !is_registered && !self.fetches(peer, bytes) {
             return Err(PostError::invalid(format!(

@@ -161,6 +161,12 @@ impl ShmTransport {
         }
     }
 
+    /// Whether a key names a region that peers can map.
+    fn is_mappable(&self, key: RegionKey) -> bool {
+        let exported = self.regions.get(key);
+        exported.is_some_and(|exported| exported.region.file().is_some())
+    }
+
     /// Part of a peer's region, `None` if there is no such range.
     fn remote(&mut self, peer: Rank, range: RemoteRange, bytes: usize) -> Result<Option<View>> {
         let Some(view) = self.mapped(peer, range.key)? else {
@@ -391,6 +397,10 @@ impl Mapping for ShmTransport {
         bytes >= FETCH_BYTES_MIN && self.peers.get(peer as usize).is_some_and(is_read)
     }
 
+    fn sends_in_place(&self, peer: Rank, source: &View) -> bool {
+        self.is_mappable(source.key()) || self.fetches(peer, source.len_bytes())
+    }
+
     #[inline]
     fn has_withdrawn(&self, peer: Rank) -> bool {
         recall::valid_from(self.segment.recalled_by(peer)) != 0
@@ -427,6 +437,10 @@ impl Signals for ShmTransport {
 impl Expecting for ShmTransport {}
 
 impl Diagnostics for ShmTransport {
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        vec![self.regions.count()]
+    }
+
     fn unmatched(
         &mut self,
         is_meant: &mut dyn FnMut(u64, u64) -> bool,

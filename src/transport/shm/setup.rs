@@ -41,7 +41,7 @@ impl ShmTransport {
             let RegionKind::Shared(fd) = self.segment.region().kind() else {
                 unreachable!("segments are shared")
             };
-            let again = Region::map_peer(fd.as_fd(), Segment::bytes(ranks as u32))?;
+            let again = Region::map_peer(fd.as_fd(), 0, Segment::bytes(ranks as u32))?;
             p.segment = Some(Segment::adopt(again, ranks as u32)?);
             p.state = PeerState::Connected;
             p.process = PeerProcess::own(own_process(), guard);
@@ -208,7 +208,7 @@ impl ShmTransport {
     /// Maps the peer's segment, looks whether its memory can be read, and tells it.
     fn adopt(&mut self, peer: Rank, (bytes, memory): (u64, OwnedFd), guard: Guard) {
         let ranks = self.peers.len() as u32;
-        let adopted = Region::map_peer(memory.as_fd(), bytes.min(1 << 47) as usize)
+        let adopted = Region::map_peer(memory.as_fd(), 0, bytes.min(1 << 47) as usize)
             .and_then(|region| Segment::adopt(region, ranks));
         match adopted {
             Ok(segment) => {
@@ -310,14 +310,15 @@ impl ShmTransport {
                 self.ends.push(Event::Connected(peer));
                 Ok(())
             }
-            (SocketMessage::Region(key, _), Some(_))
+            (SocketMessage::Region(key, ..), Some(_))
                 if p.regions.get(RegionKey(key)).is_some() =>
             {
                 // Views of the first one are in use.
                 Err(format!("it announced region {key} twice").into())
             }
-            (SocketMessage::Region(key, bytes), Some(memory)) => {
-                let region = Region::map_peer(memory.as_fd(), bytes.min(1 << 47) as usize)
+            (SocketMessage::Region(key, bytes, offset), Some(memory)) => {
+                let bytes = bytes.min(1 << 47) as usize;
+                let region = Region::map_peer(memory.as_fd(), offset, bytes)
                     .map_err(|e| e.to_string())?;
                 p.regions.insert(RegionKey(key), region);
                 Ok(())
@@ -351,7 +352,7 @@ impl ShmTransport {
         if exported.known_to[peer as usize] || peer == self.rank {
             return Ok(());
         }
-        let RegionKind::Shared(memory) = exported.region.kind() else {
+        let Some((memory, offset)) = exported.region.file() else {
             return Err(PostError::invalid(format!(
                 "region {} is private memory; peers cannot map it",
                 key.0
@@ -359,8 +360,9 @@ impl ShmTransport {
         };
         let control = &self.peers[peer as usize].control;
         let fd = control.socket().ok_or(PostError::PeerFailed)?;
-        let message = SocketMessage::Region(key.0, exported.region.len_bytes() as u64);
-        match socket::send(fd, message, Some(memory.as_fd())) {
+        let bytes = exported.region.len_bytes() as u64;
+        let message = SocketMessage::Region(key.0, bytes, offset);
+        match socket::send(fd, message, Some(memory)) {
             Ok(true) => {
                 exported.known_to[peer as usize] = true;
                 // Publishes "look at the socket" to `read_announcements`.

@@ -27,8 +27,8 @@ pub enum SocketMessage {
     /// Last message of both sides before the first post: whether the sender reads memory of the
     /// receiver where it lies.
     Reads(bool),
-    /// A region, with its memory: (key, bytes).
-    Region(u32, u64),
+    /// A region, with its memory: (key, bytes, where it begins there).
+    Region(u32, u64, u64),
     /// A region is no longer registered.
     Freed(u32),
     /// The sender leaves in good order, with its user's word.
@@ -46,26 +46,24 @@ const BACKLOG: i32 = 4096;
 
 impl SocketMessage {
     fn emit(self) -> [u8; MESSAGE_BYTES] {
-        let mut guard = Guard::default();
-        let (kind, a, b, c): (u32, u32, u32, u64) = match self {
-            SocketMessage::Hello(rank, ranks, bytes, own) => {
-                guard = own;
-                (1, rank, ranks, bytes)
+        let (kind, a, b, longs): (u32, u32, u32, [u64; 3]) = match self {
+            SocketMessage::Hello(rank, ranks, bytes, guard) => {
+                (1, rank, ranks, [bytes, guard.address, guard.secret])
             }
-            SocketMessage::Region(key, bytes) => (2, key, 0, bytes),
-            SocketMessage::Freed(key) => (3, key, 0, 0),
-            SocketMessage::Bye(word) => (4, 0, 0, word),
-            SocketMessage::Exhausted => (5, 0, 0, 0),
-            SocketMessage::Unreadable => (7, 0, 0, 0),
-            SocketMessage::Reads(reads) => (6, u32::from(reads), 0, 0),
-            SocketMessage::Alarm => (8, 0, 0, 0),
+            SocketMessage::Region(key, bytes, offset) => (2, key, 0, [bytes, offset, 0]),
+            SocketMessage::Freed(key) => (3, key, 0, [0; 3]),
+            SocketMessage::Bye(word) => (4, 0, 0, [word, 0, 0]),
+            SocketMessage::Exhausted => (5, 0, 0, [0; 3]),
+            SocketMessage::Unreadable => (7, 0, 0, [0; 3]),
+            SocketMessage::Reads(reads) => (6, u32::from(reads), 0, [0; 3]),
+            SocketMessage::Alarm => (8, 0, 0, [0; 3]),
         };
         let mut out = [0; MESSAGE_BYTES];
-        out[0..4].copy_from_slice(b"LRS2");
+        out[0..4].copy_from_slice(b"LRS3");
         for (place, word) in [(4, kind), (8, a), (12, b)] {
             out[place..place + 4].copy_from_slice(&word.to_le_bytes());
         }
-        for (place, word) in [(16, c), (24, guard.address), (32, guard.secret)] {
+        for (place, word) in [16, 24, 32].into_iter().zip(longs) {
             out[place..place + 8].copy_from_slice(&word.to_le_bytes());
         }
         out
@@ -78,7 +76,7 @@ impl SocketMessage {
                 bytes.len()
             ))
         };
-        if bytes.len() != MESSAGE_BYTES || &bytes[0..4] != b"LRS2" {
+        if bytes.len() != MESSAGE_BYTES || &bytes[0..4] != b"LRS3" {
             return Err(malformed());
         }
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
@@ -89,7 +87,7 @@ impl SocketMessage {
         };
         Ok(match word(4) {
             1 => SocketMessage::Hello(word(8), word(12), long(16), guard),
-            2 => SocketMessage::Region(word(8), long(16)),
+            2 => SocketMessage::Region(word(8), long(16), long(24)),
             3 => SocketMessage::Freed(word(8)),
             4 => SocketMessage::Bye(long(16)),
             5 => SocketMessage::Exhausted,
@@ -333,7 +331,7 @@ mod tests {
             SocketMessage::Unreadable,
             SocketMessage::Reads(true),
             SocketMessage::Reads(false),
-            SocketMessage::Region(7, 4096),
+            SocketMessage::Region(7, 4096, 1 << 40),
             SocketMessage::Freed(9),
             SocketMessage::Bye(u64::MAX),
             SocketMessage::Exhausted,
@@ -360,7 +358,7 @@ mod tests {
         assert!(
             send(
                 client.as_fd(),
-                SocketMessage::Region(1, 2),
+                SocketMessage::Region(1, 2, 3),
                 Some(listener.as_fd())
             )
             .unwrap()
@@ -368,7 +366,7 @@ mod tests {
         let Received::Message(message, attached) = receive(server.as_fd()).unwrap() else {
             panic!("no message")
         };
-        assert_eq!(message, SocketMessage::Region(1, 2));
+        assert_eq!(message, SocketMessage::Region(1, 2, 3));
         assert!(attached.is_some());
         drop(client);
         assert!(matches!(receive(server.as_fd()).unwrap(), Received::HungUp));

@@ -177,6 +177,11 @@ impl State {
         regions.add(region.view(), Registered { region, exports })
     }
 
+    /// How many regions a rank has registered so far, for its counts.
+    pub(super) fn registered_count(&mut self, rank: Rank) -> (&'static str, u64) {
+        self.rank(rank).regions.count()
+    }
+
     /// Ends a registration; false if there is none.
     pub(super) fn deregister(&mut self, rank: Rank, key: RegionKey) -> bool {
         let Ok(registered) = self.rank(rank).regions.remove(key) else {

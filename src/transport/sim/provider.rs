@@ -267,4 +267,11 @@ impl Signals for SimTransport {
 
 impl Expecting for SimTransport {}
 
-impl Diagnostics for SimTransport {}
+impl Diagnostics for SimTransport {
+    fn counts(&self) -> Vec<(&'static str, u64)> {
+        let state = self.alive();
+        state.map_or(Vec::new(), |mut state| {
+            vec![state.registered_count(self.rank)]
+        })
+    }
+}

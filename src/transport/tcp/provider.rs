@@ -302,6 +302,8 @@ impl Diagnostics for TcpTransport {
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
-        self.shared.counts.named()
+        let mut counts = self.shared.counts.named();
+        counts.push(self.shared.regions.count());
+        counts
     }
 }

@@ -338,9 +338,9 @@ struct Bytes {
 }
 
 // SAFETY: a view gives the same answers always; its bytes are mapped, writable and without Rust
-// references as long as the region is held or, for a receive's memory, until its completion
-// (contract of `View::new`), before which the registration ends. An empty region has a page all the
-// same.
+// references as long as the region is held (a caller's: until it is deregistered, when devices and
+// posts are done with it) or, for a receive's memory, until its completion (`View::new`), before
+// which the registration ends. An empty region has a page all the same.
 unsafe impl Memory for Bytes {
     fn address(&self) -> *mut u8 {
         self.view.as_ptr()
