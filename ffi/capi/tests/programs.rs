@@ -1,4 +1,5 @@
-//! C programs against the built library: one calls every function, the other is the example.
+//! C programs against the libraries: one calls every function, the example takes what
+//! `tools/install-c` installs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -22,9 +23,9 @@ impl Folder {
         Folder(path)
     }
 
-    /// Compiles a program of this crate and links it to the shared library, by its soname.
-    fn compile(&self, source: &str) -> PathBuf {
-        let program = self.0.join("program");
+    /// Compiles the program that calls every function.
+    fn compile_calls(&self) -> PathBuf {
+        let program = self.0.join("calls");
         let library = self.0.join("liblinerate_c.so.0");
         std::os::unix::fs::symlink(libraries().join("liblinerate_c.so"), &library).unwrap();
         let output = Command::new("cc")
@@ -38,7 +39,7 @@ impl Folder {
                 "-I",
             ])
             .arg(Path::new(FOLDER).join("include"))
-            .arg(Path::new(FOLDER).join(source))
+            .arg(Path::new(FOLDER).join("tests/calls.c"))
             .arg(&library)
             .arg(format!("-Wl,-rpath,{}", self.0.display()))
             .arg("-o")
@@ -46,7 +47,7 @@ impl Folder {
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "cc {source}: {text}");
+        assert!(output.status.success(), "{text}");
         program
     }
 }
@@ -83,7 +84,7 @@ fn run(mut command: impl FnMut(usize) -> Command) -> Vec<String> {
 #[test]
 fn a_program_calls_every_function_also_with_bad_input() {
     let folder = Folder::new("calls");
-    let program = folder.compile("tests/calls.c");
+    let program = folder.compile_calls();
     let values = folder.0.join("values");
     std::fs::create_dir(&values).unwrap();
     let job = format!("calls-{}", std::process::id());
@@ -112,20 +113,73 @@ fn a_program_calls_every_function_also_with_bad_input() {
     }
 }
 
+/// The words of a line of linerate.pc, as pkg-config gives them.
+fn words_of(package: &str, line: &str) -> Vec<String> {
+    let value = |name: &str| {
+        let found = package.lines().find_map(|line| line.strip_prefix(name));
+        found.unwrap_or_else(|| panic!("linerate.pc has no {name}: {package}"))
+    };
+    let prefix = value("prefix=");
+    let words = value(line).replace("${libdir}", &value("libdir=").replace("${prefix}", prefix));
+    let words = words.replace(
+        "${includedir}",
+        &value("includedir=").replace("${prefix}", prefix),
+    );
+    words.split_whitespace().map(str::to_owned).collect()
+}
+
 #[test]
-fn the_example_sums_and_averages() {
-    let folder = Folder::new("example");
-    let program = folder.compile("examples/allreduce.c");
-    let job = format!("example-{}", std::process::id());
-    let texts = run(|rank| {
-        let mut command = Command::new(&program);
-        command
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", RANKS.to_string())
-            .env("LINERATE_JOB", &job);
-        command
-    });
-    for (rank, text) in texts.iter().enumerate() {
-        assert_eq!(*text, format!("rank {rank} of 2: 1\n"));
+fn the_example_is_built_against_what_is_installed_and_averages() {
+    let folder = Folder::new("installed");
+    let prefix = folder.0.join("prefix");
+    let output = Command::new(Path::new(FOLDER).join("../../tools/install-c"))
+        .arg("--prefix")
+        .arg(&prefix)
+        .arg("--from")
+        .arg(libraries())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let package = std::fs::read_to_string(prefix.join("lib/pkgconfig/linerate.pc")).unwrap();
+    let archive = prefix.join("lib/liblinerate_c.a");
+
+    let shared = words_of(&package, "Libs: ");
+    let mut archived = vec![archive.display().to_string()];
+    archived.extend(words_of(&package, "Libs.private: "));
+    for (how, libraries) in [("shared", shared), ("static", archived)] {
+        let program = folder.0.join(how);
+        let output = Command::new("cc")
+            .args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+            .args(words_of(&package, "Cflags: "))
+            .arg(Path::new(FOLDER).join("examples/allreduce.c"))
+            .args(libraries)
+            .arg("-o")
+            .arg(&program)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{how}: {output:?}");
+        let job = format!("example-{how}-{}", std::process::id());
+        let texts = run(|rank| {
+            let mut command = Command::new(&program);
+            command
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", RANKS.to_string())
+                .env("LINERATE_JOB", &job);
+            command
+        });
+        for (rank, text) in texts.iter().enumerate() {
+            assert_eq!(*text, format!("rank {rank} of 2: 1\n"));
+        }
     }
+
+    let output = Command::new("nm")
+        .args(["-g", "--defined-only"])
+        .arg(&archive)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let names = text.lines().filter_map(|line| line.rsplit_once(' '));
+    let names: Vec<&str> = names.map(|(_, name)| name).collect();
+    let is_ours = |name: &&str| name.starts_with("linerate_");
+    assert!(names.len() > 40 && names.iter().all(is_ours), "{names:?}");
 }
