@@ -1133,7 +1133,7 @@ int32_t linerate_queue_running(linerate_queue queue, uint64_t *count);
 int32_t linerate_queue_free(linerate_queue queue);
 
 /**
- * The name of a status, such as "LINERATE_ERROR_TIMEOUT"; of a number that is none, "unknown
+ * The name of a status, such as LINERATE_ERROR_TIMEOUT; of a number that is none, "unknown
  * status". The text is constant and never freed. Threads: any. After fork: as before.
  */
 const char *linerate_status_text(int32_t status);

@@ -118,7 +118,7 @@ mod tests {
         assert!(check("LINERATE_TCP_RAILS", None).is_ok());
         for (name, value, word) in [
             ("LINERATE_TCP_RAILS", "0", "LINERATE_TCP_RAILS"),
-            ("LINERATE_TCP_RAIL", "4", "LINERATE_TIMEOUT"),
+            ("LINERATE_TCP_RAILS2", "4", "LINERATE_TIMEOUT"),
             ("HOME", "/", "no setting 'HOME'"),
         ] {
             let Err(Fault::Library(error)) = check(name, Some(value)) else {

@@ -1,5 +1,5 @@
-//! The C interface of linerate: `liblinerate_c` and `include/linerate.h`, which is its manual and is
-//! made of the documentation of these files.
+//! The C interface of linerate: `liblinerate_c` and `include/linerate.h`, which is its manual and
+//! is made of the documentation of these files.
 //!
 //! Every entry takes numbers and addresses, checks them (`pointers.rs`), finds the objects of
 //! handles (`objects.rs`, `table.rs`) and calls the library; errors and panics become a status

@@ -3,7 +3,7 @@
 use crate::pointers::{write, write_text};
 use linerate::{Error, Rank};
 use std::cell::RefCell;
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// It is done.
@@ -162,34 +162,51 @@ fn ranks_of(error: &Error) -> Vec<Rank> {
     }
 }
 
-/// The name of a status, such as "LINERATE_ERROR_TIMEOUT"; of a number that is none, "unknown
+/// The constant of a status, as a text that ends with a 0.
+macro_rules! names {
+    ($status:ident: $($name:ident)*) => {
+        match $status {
+            $($name => {
+                const NAME: &CStr =
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("a name has no 0"),
+                    };
+                NAME
+            })*
+            _ => c"unknown status",
+        }
+    };
+}
+
+/// The name of a status, such as LINERATE_ERROR_TIMEOUT; of a number that is none, "unknown
 /// status". The text is constant and never freed. Threads: any. After fork: as before.
 #[unsafe(no_mangle)]
 pub extern "C" fn linerate_status_text(status: i32) -> *const c_char {
-    let text = match status {
-        LINERATE_DONE => c"LINERATE_DONE",
-        LINERATE_IN_PROGRESS => c"LINERATE_IN_PROGRESS",
-        LINERATE_ERROR_INVALID_ARGUMENT => c"LINERATE_ERROR_INVALID_ARGUMENT",
-        LINERATE_ERROR_TIMEOUT => c"LINERATE_ERROR_TIMEOUT",
-        LINERATE_ERROR_MISMATCH => c"LINERATE_ERROR_MISMATCH",
-        LINERATE_ERROR_PEER_FAILED => c"LINERATE_ERROR_PEER_FAILED",
-        LINERATE_ERROR_LEFT => c"LINERATE_ERROR_LEFT",
-        LINERATE_ERROR_CANCELLED => c"LINERATE_ERROR_CANCELLED",
-        LINERATE_ERROR_ABORTED => c"LINERATE_ERROR_ABORTED",
-        LINERATE_ERROR_COMMUNICATOR_FAILED => c"LINERATE_ERROR_COMMUNICATOR_FAILED",
-        LINERATE_ERROR_FORKED => c"LINERATE_ERROR_FORKED",
-        LINERATE_ERROR_IN_USE => c"LINERATE_ERROR_IN_USE",
-        LINERATE_ERROR_EXHAUSTED => c"LINERATE_ERROR_EXHAUSTED",
-        LINERATE_ERROR_UNAVAILABLE => c"LINERATE_ERROR_UNAVAILABLE",
-        LINERATE_ERROR_BOOTSTRAP => c"LINERATE_ERROR_BOOTSTRAP",
-        LINERATE_ERROR_OS => c"LINERATE_ERROR_OS",
-        LINERATE_ERROR_NOT_FINITE => c"LINERATE_ERROR_NOT_FINITE",
-        LINERATE_ERROR_MALFORMED => c"LINERATE_ERROR_MALFORMED",
-        LINERATE_ERROR_INTERNAL => c"LINERATE_ERROR_INTERNAL",
-        LINERATE_ERROR_OTHER => c"LINERATE_ERROR_OTHER",
-        LINERATE_ERROR_PANIC => c"LINERATE_ERROR_PANIC",
-        LINERATE_ERROR_BAD_HANDLE => c"LINERATE_ERROR_BAD_HANDLE",
-        _ => c"unknown status",
+    let text = names! {
+        status:
+        LINERATE_DONE
+        LINERATE_IN_PROGRESS
+        LINERATE_ERROR_INVALID_ARGUMENT
+        LINERATE_ERROR_TIMEOUT
+        LINERATE_ERROR_MISMATCH
+        LINERATE_ERROR_PEER_FAILED
+        LINERATE_ERROR_LEFT
+        LINERATE_ERROR_CANCELLED
+        LINERATE_ERROR_ABORTED
+        LINERATE_ERROR_COMMUNICATOR_FAILED
+        LINERATE_ERROR_FORKED
+        LINERATE_ERROR_IN_USE
+        LINERATE_ERROR_EXHAUSTED
+        LINERATE_ERROR_UNAVAILABLE
+        LINERATE_ERROR_BOOTSTRAP
+        LINERATE_ERROR_OS
+        LINERATE_ERROR_NOT_FINITE
+        LINERATE_ERROR_MALFORMED
+        LINERATE_ERROR_INTERNAL
+        LINERATE_ERROR_OTHER
+        LINERATE_ERROR_PANIC
+        LINERATE_ERROR_BAD_HANDLE
     };
     text.as_ptr()
 }
