@@ -584,7 +584,8 @@ int32_t linerate_run(linerate_comm comm, const struct linerate_call *call);
 
 /**
  * Starts a collective and returns at once. With a queue in the call, `operation` may be NULL: the
- * queue tells the end then.
+ * queue tells the end then. A queue of a communicator that has nothing to do with this one is an
+ * error, and the collective goes on all the same, as it does on the other ranks.
  *
  * Threads: any, one at a time for one communicator. The struct, its counts and texts are copied;
  * its buffers stay as they are until the operation has ended, also where its handle is freed.

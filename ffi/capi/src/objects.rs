@@ -168,3 +168,35 @@ impl<K> std::ops::Deref for Used<K> {
         (self.of)(&self.object).expect("the kind of a handle is that of its object")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_thread_in_a_call_on_one_object_is_refused_and_never_waits() {
+        let mutex = Mutex::new(1);
+        let held = lock("operation", &mutex).unwrap();
+        let Err(Fault::Library(error)) = lock("operation", &mutex) else {
+            panic!("it is held");
+        };
+        assert!(error.to_string().contains("one thread at a time"));
+        drop(held);
+        assert_eq!(*lock("operation", &mutex).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_wrong_handle_says_what_it_is() {
+        let handle = insert(Object::Config(Mutex::default())).unwrap();
+        let text = |handle| match QUEUE.get(handle) {
+            Err(Fault::Handle(text)) => text,
+            _ => panic!("{handle:#x} is no queue"),
+        };
+        assert!(text(0).contains("the queue is 0"));
+        assert!(text(handle).contains("is a handle of a config"));
+        assert!(text(7).contains("is no handle"));
+        assert!(text(5 << 56 | 1 << 24 | 0xff_ffff).contains("was never a handle"));
+        CONFIG.free(handle).unwrap();
+        assert!(CONFIG.free(handle).is_err());
+    }
+}

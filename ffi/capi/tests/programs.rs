@@ -1,4 +1,4 @@
-//! C programs against the libraries: one calls every function, the example takes what
+//! C programs against the libraries: one calls every function, the examples take what
 //! `tools/install-c` installs.
 
 use std::path::{Path, PathBuf};
@@ -129,7 +129,7 @@ fn words_of(package: &str, line: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_example_is_built_against_what_is_installed_and_averages() {
+fn the_examples_are_built_against_what_is_installed_and_run() {
     let folder = Folder::new("installed");
     let prefix = folder.0.join("prefix");
     let output = Command::new(Path::new(FOLDER).join("../../tools/install-c"))
@@ -146,19 +146,25 @@ fn the_example_is_built_against_what_is_installed_and_averages() {
     let shared = words_of(&package, "Libs: ");
     let mut archived = vec![archive.display().to_string()];
     archived.extend(words_of(&package, "Libs.private: "));
-    for (how, libraries) in [("shared", shared), ("static", archived)] {
-        let program = folder.0.join(how);
+    let flags = words_of(&package, "Cflags: ");
+    // Each prints what two ranks make of it.
+    for (source, libraries, result) in [
+        ("allreduce", &shared, 1),
+        ("allreduce", &archived, 1),
+        ("overlap", &shared, 2),
+    ] {
+        let program = folder.0.join(source);
         let output = Command::new("cc")
             .args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
-            .args(words_of(&package, "Cflags: "))
-            .arg(Path::new(FOLDER).join("examples/allreduce.c"))
+            .args(&flags)
+            .arg(Path::new(FOLDER).join(format!("examples/{source}.c")))
             .args(libraries)
             .arg("-o")
             .arg(&program)
             .output()
             .unwrap();
-        assert!(output.status.success(), "{how}: {output:?}");
-        let job = format!("example-{how}-{}", std::process::id());
+        assert!(output.status.success(), "{source}: {output:?}");
+        let job = format!("{source}-{}", std::process::id());
         let texts = run(|rank| {
             let mut command = Command::new(&program);
             command
@@ -168,7 +174,7 @@ fn the_example_is_built_against_what_is_installed_and_averages() {
             command
         });
         for (rank, text) in texts.iter().enumerate() {
-            assert_eq!(*text, format!("rank {rank} of 2: 1\n"));
+            assert_eq!(*text, format!("rank {rank} of 2: {result}\n"));
         }
     }
 
