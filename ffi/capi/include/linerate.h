@@ -1,0 +1,1181 @@
+/*
+ * linerate for C and C++: collectives of distributed training over shared memory, TCP and RDMA.
+ *
+ * Made of the sources by `LINERATE_ACCEPT=1 cargo test -p linerate-capi --test header`; do not
+ * change it by hand.
+ *
+ * Status: every function returns an int32_t: LINERATE_DONE (0), LINERATE_IN_PROGRESS (1), or a
+ * negative LINERATE_ERROR_... A result is written to an address only if the status is 0 or 1. After
+ * an error, linerate_last_error_text() says what was tried and what to do.
+ *
+ * Handles: numbers of 64 bits. 0 is none; one that is 0, was freed, or names an object of another
+ * kind is LINERATE_ERROR_BAD_HANDLE and never a crash. The functions that free accept 0.
+ *
+ * Structs begin with their size: clear the struct, then set `size` to its sizeof. Fields that are
+ * zero have their defaults, and later versions add fields at the end.
+ *
+ * Threads: what a function says of threads holds for one communicator, operation or config; several
+ * of them are used by several threads freely.
+ *
+ * Fork: handles belong to the process that made them. In a child, functions that communicate return
+ * LINERATE_ERROR_FORKED, those that free end the child's handle only, and the parent goes on.
+ *
+ * Callbacks must return: a C++ exception or a longjmp out of one ends the process.
+ *
+ * Unloading is refused: dlclose() leaves the library where it is, because its threads may run.
+ */
+
+#ifndef LINERATE_H
+#define LINERATE_H
+
+#include <stdint.h>
+
+/**
+ * Major version of the binary interface, which is also in the name of the library. A program runs
+ * with every library of its major version whose minor version is not lower. It is not the version
+ * of the crate.
+ */
+#define LINERATE_ABI_MAJOR 0
+
+/**
+ * Minor version of the binary interface: it grows with each function, constant or field.
+ */
+#define LINERATE_ABI_MINOR 1
+
+/**
+ * A limit that does not end.
+ */
+#define LINERATE_FOREVER UINT64_MAX
+
+/**
+ * The color of a rank that takes part in linerate_split() and gets no communicator.
+ */
+#define LINERATE_NO_COLOR -1
+
+/**
+ * Memory of this process: the one kind that there is.
+ */
+#define LINERATE_MEMORY_HOST 0
+
+/**
+ * It is done.
+ */
+#define LINERATE_DONE 0
+
+/**
+ * It has not ended: no error.
+ */
+#define LINERATE_IN_PROGRESS 1
+
+/**
+ * An argument does not exist or does not fit.
+ */
+#define LINERATE_ERROR_INVALID_ARGUMENT -1
+
+/**
+ * Nothing moved for the whole timeout. The ranks of the error are those that are missing.
+ */
+#define LINERATE_ERROR_TIMEOUT -2
+
+/**
+ * Two ranks called different operations at one place of their programs.
+ */
+#define LINERATE_ERROR_MISMATCH -3
+
+/**
+ * A peer or its link died.
+ */
+#define LINERATE_ERROR_PEER_FAILED -4
+
+/**
+ * A peer has left in good order, and the operation needs it.
+ */
+#define LINERATE_ERROR_LEFT -5
+
+/**
+ * The operation was cancelled.
+ */
+#define LINERATE_ERROR_CANCELLED -6
+
+/**
+ * A rank aborted the communicator.
+ */
+#define LINERATE_ERROR_ABORTED -7
+
+/**
+ * The communicator failed earlier; linerate_last_error_cause() has the status of the first cause.
+ */
+#define LINERATE_ERROR_COMMUNICATOR_FAILED -8
+
+/**
+ * The communicator belongs to the process that forked this one.
+ */
+#define LINERATE_ERROR_FORKED -9
+
+/**
+ * Another operation uses the memory.
+ */
+#define LINERATE_ERROR_IN_USE -10
+
+/**
+ * Memory, descriptors, handles or another bounded resource is used up.
+ */
+#define LINERATE_ERROR_EXHAUSTED -11
+
+/**
+ * A transport cannot be used on this machine.
+ */
+#define LINERATE_ERROR_UNAVAILABLE -12
+
+/**
+ * The ranks could not find each other.
+ */
+#define LINERATE_ERROR_BOOTSTRAP -13
+
+/**
+ * The operating system refused a call.
+ */
+#define LINERATE_ERROR_OS -14
+
+/**
+ * Values of a sparse allreduce are not finite.
+ */
+#define LINERATE_ERROR_NOT_FINITE -15
+
+/**
+ * Bytes of a peer or a file do not have the right form.
+ */
+#define LINERATE_ERROR_MALFORMED -16
+
+/**
+ * A defect of the library, found by a check.
+ */
+#define LINERATE_ERROR_INTERNAL -17
+
+/**
+ * An error that has no number of its own in this version of the interface.
+ */
+#define LINERATE_ERROR_OTHER -18
+
+/**
+ * A defect of the library: its code panicked. The process goes on; destroy what the call named.
+ */
+#define LINERATE_ERROR_PANIC -64
+
+/**
+ * A handle is 0, was freed, was never made, or names an object of another kind.
+ */
+#define LINERATE_ERROR_BAD_HANDLE -65
+
+/**
+ * The reduction of all inputs, on every rank.
+ */
+#define LINERATE_ALL_REDUCE 1
+
+/**
+ * Rank r gets the reduction of block r.
+ */
+#define LINERATE_REDUCE_SCATTER 2
+
+/**
+ * Block r of every output is rank r's input.
+ */
+#define LINERATE_ALL_GATHER 3
+
+/**
+ * As LINERATE_ALL_GATHER, with a length per rank.
+ */
+#define LINERATE_ALL_GATHER_V 4
+
+/**
+ * The root's elements, on all ranks.
+ */
+#define LINERATE_BROADCAST 5
+
+/**
+ * The reduction of all inputs, on the root.
+ */
+#define LINERATE_REDUCE 6
+
+/**
+ * Block r of the root's output is rank r's input.
+ */
+#define LINERATE_GATHER 7
+
+/**
+ * Rank r gets block r of the root's input.
+ */
+#define LINERATE_SCATTER 8
+
+/**
+ * Block r goes to rank r.
+ */
+#define LINERATE_ALL_TO_ALL 9
+
+/**
+ * As LINERATE_ALL_TO_ALL, with a length per pair. Never in place.
+ */
+#define LINERATE_ALL_TO_ALL_V 10
+
+/**
+ * No rank leaves before all have come.
+ */
+#define LINERATE_BARRIER 11
+
+/**
+ * double
+ */
+#define LINERATE_F64 1
+
+/**
+ * float
+ */
+#define LINERATE_F32 2
+
+/**
+ * IEEE binary16; accumulated in f32.
+ */
+#define LINERATE_F16 3
+
+/**
+ * bfloat16; accumulated in f32.
+ */
+#define LINERATE_BF16 4
+
+/**
+ * int8_t
+ */
+#define LINERATE_I8 5
+
+/**
+ * uint8_t
+ */
+#define LINERATE_U8 6
+
+/**
+ * int32_t
+ */
+#define LINERATE_I32 7
+
+/**
+ * uint32_t
+ */
+#define LINERATE_U32 8
+
+/**
+ * int64_t
+ */
+#define LINERATE_I64 9
+
+/**
+ * uint64_t
+ */
+#define LINERATE_U64 10
+
+/**
+ * A truth value in one byte.
+ */
+#define LINERATE_BOOL 11
+
+/**
+ * int16_t
+ */
+#define LINERATE_I16 12
+
+/**
+ * uint16_t
+ */
+#define LINERATE_U16 13
+
+/**
+ * float8_e4m3fn of OCP and torch; accumulated in f32.
+ */
+#define LINERATE_F8E4M3 14
+
+/**
+ * float8_e5m2; accumulated in f32.
+ */
+#define LINERATE_F8E5M2 15
+
+/**
+ * Two floats, the real part first.
+ */
+#define LINERATE_C64 16
+
+/**
+ * Two doubles, the real part first.
+ */
+#define LINERATE_C128 17
+
+/**
+ * Of truth values: or. Every type has it.
+ */
+#define LINERATE_SUM 0
+
+/**
+ * Of truth values: and. Not of complex numbers.
+ */
+#define LINERATE_PROD 1
+
+/**
+ * Of truth values: and. Not of complex numbers.
+ */
+#define LINERATE_MIN 2
+
+/**
+ * Of truth values: or. Not of complex numbers.
+ */
+#define LINERATE_MAX 3
+
+/**
+ * The sum, divided by the ranks once at the end. Not of truth values.
+ */
+#define LINERATE_AVG 4
+
+/**
+ * The sum of what each rank multiplies by its `factor`. Floats and complex numbers.
+ */
+#define LINERATE_PREMUL_SUM 5
+
+/**
+ * Integers and truth values.
+ */
+#define LINERATE_BIT_AND 6
+
+/**
+ * Integers and truth values.
+ */
+#define LINERATE_BIT_OR 7
+
+/**
+ * Integers and truth values.
+ */
+#define LINERATE_BIT_XOR 8
+
+/**
+ * A handle of a communicator.
+ */
+typedef uint64_t linerate_comm;
+
+/**
+ * A handle of a completion queue.
+ */
+typedef uint64_t linerate_queue;
+
+/**
+ * One collective. Zero everywhere but `size`, `collective`, `dtype`, `count` and the addresses is
+ * the default. Buffers have NCCL's layout: what is in place there is in place here, told by the
+ * addresses. With p ranks:
+ *
+ * | collective | input | output |
+ * |---|---|---|
+ * | ALL_REDUCE | count | count |
+ * | REDUCE_SCATTER | p * count | count |
+ * | ALL_GATHER | count | p * count |
+ * | ALL_GATHER_V | receive_counts[rank] | sum of receive_counts |
+ * | BROADCAST | count at the root | count |
+ * | REDUCE | count | count at the root |
+ * | GATHER | count | p * count at the root |
+ * | SCATTER | p * count at the root | count |
+ * | ALL_TO_ALL | p * count | p * count |
+ * | ALL_TO_ALL_V | sum of send_counts | sum of receive_counts |
+ * | BARRIER | none | none |
+ *
+ * A buffer that this rank does not have may be NULL. Buffers are aligned for their type. Memory of
+ * linerate_alloc() is used where it lies; other memory is copied where a transport cannot read it.
+ */
+typedef struct linerate_call {
+  /**
+   * sizeof(linerate_call).
+   */
+  uint64_t size;
+  /**
+   * LINERATE_ALL_REDUCE, ...
+   */
+  uint32_t collective;
+  /**
+   * LINERATE_F32, ...
+   */
+  uint32_t dtype;
+  /**
+   * LINERATE_SUM, ...; of reducing collectives.
+   */
+  uint32_t op;
+  /**
+   * The rank that is special, of rooted collectives.
+   */
+  uint32_t root;
+  /**
+   * LINERATE_MEMORY_HOST.
+   */
+  uint32_t memory_kind;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * The factor of this rank, of LINERATE_PREMUL_SUM.
+   */
+  double factor;
+  /**
+   * Elements per rank.
+   */
+  uint64_t count;
+  /**
+   * Only read.
+   */
+  const void *input;
+  /**
+   * Written.
+   */
+  void *output;
+  /**
+   * One number per rank, of ALL_TO_ALL_V.
+   */
+  const uint64_t *send_counts;
+  /**
+   * One number per rank, of ALL_GATHER_V and ALL_TO_ALL_V.
+   */
+  const uint64_t *receive_counts;
+  /**
+   * How long it may make no progress, in nanoseconds; 0: as long as the communicator says.
+   */
+  uint64_t timeout_ns;
+  /**
+   * Algorithm by name (`linerate explain` lists them), the same on all ranks; NULL: the cost
+   * model chooses.
+   */
+  const char *algorithm;
+  /**
+   * The queue that is told the end, of linerate_start(); 0: none.
+   */
+  linerate_queue queue;
+  /**
+   * The number of its completion in the queue.
+   */
+  uint64_t user;
+} linerate_call;
+
+/**
+ * A handle of an operation that was started.
+ */
+typedef uint64_t linerate_operation;
+
+/**
+ * One send or receive of a group.
+ */
+typedef struct linerate_transfer {
+  /**
+   * sizeof(linerate_transfer).
+   */
+  uint64_t size;
+  /**
+   * The other rank.
+   */
+  uint32_t peer;
+  /**
+   * Not 0: a send; 0: a receive.
+   */
+  uint32_t is_send;
+  /**
+   * LINERATE_F32, ...
+   */
+  uint32_t dtype;
+  /**
+   * LINERATE_MEMORY_HOST.
+   */
+  uint32_t memory_kind;
+  /**
+   * Elements: equal on both sides.
+   */
+  uint64_t count;
+  /**
+   * Where they are; only read by a send.
+   */
+  void *address;
+} linerate_transfer;
+
+/**
+ * A handle of settings.
+ */
+typedef uint64_t linerate_config;
+
+/**
+ * How processes that know each other exchange small values by key: keys have at most 250 bytes,
+ * values at most 8192. The callbacks run on the thread that calls the function that is given the
+ * struct, before it returns, and never two at once for one call. They must not end by longjmp or
+ * by a C++ exception, which ends the process, and must not call functions of this header.
+ */
+typedef struct linerate_exchange {
+  /**
+   * sizeof(linerate_exchange).
+   */
+  uint64_t size;
+  /**
+   * Stores the value of a key for all ranks, instead of one that is there, within `limit_ns`
+   * nanoseconds. Returns 0, or any other number as an error that the ranks are told.
+   */
+  int32_t (*put)(void *user, const char *key, const void *value, uint64_t bytes, uint64_t limit_ns);
+  /**
+   * The latest value of a key: writes it to `value`, which has `capacity` bytes, and its length
+   * to `bytes`, and returns 0. Waits until there is one, at most `limit_ns` nanoseconds, and
+   * returns 1 if there is none then. Any other number is an error that the ranks are told.
+   */
+  int32_t (*get)(void *user,
+                 const char *key,
+                 void *value,
+                 uint64_t capacity,
+                 uint64_t *bytes,
+                 uint64_t limit_ns);
+  /**
+   * Given to both.
+   */
+  void *user;
+} linerate_exchange;
+
+/**
+ * A handle of registered memory.
+ */
+typedef uint64_t linerate_memory;
+
+/**
+ * An operation that has ended.
+ */
+typedef struct linerate_completion {
+  /**
+   * sizeof(linerate_completion).
+   */
+  uint64_t size;
+  /**
+   * The number that the operation was started with.
+   */
+  uint64_t user;
+  /**
+   * What waiting for it would have returned.
+   */
+  int32_t status;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} linerate_completion;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * The version of the binary interface of the library that runs: 65536 * major + minor. Threads:
+ * any. After fork: as before.
+ */
+uint32_t linerate_abi_version(void);
+
+/**
+ * Runs a collective and waits for its end. All ranks run and start the same ones in one order.
+ *
+ * Threads: any, one at a time for one communicator. The call and its buffers are the caller's
+ * again when it returns; after an error, peers may still write registered memory. Returns the
+ * first cause of a failure on every rank. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `call` is a struct whose addresses hold what its documentation says.
+ */
+int32_t linerate_run(linerate_comm comm, const struct linerate_call *call);
+
+/**
+ * Starts a collective and returns at once. With a queue in the call, `operation` may be NULL: the
+ * queue tells the end then. A queue of a communicator that has nothing to do with this one is an
+ * error, and the collective goes on all the same, as it does on the other ranks.
+ *
+ * Threads: any, one at a time for one communicator. The struct, its counts and texts are copied;
+ * its buffers stay as they are until the operation has ended, also where its handle is freed.
+ * After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * As linerate_run(); `operation` is writable, or NULL.
+ */
+int32_t linerate_start(linerate_comm comm,
+                       const struct linerate_call *call,
+                       linerate_operation *operation);
+
+/**
+ * Makes progress once: 0 if the operation has ended, LINERATE_IN_PROGRESS if not, or its error.
+ *
+ * Threads: one at a time for one operation. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_test(linerate_operation operation);
+
+/**
+ * Waits for the end of an operation, at most `limit_ns` nanoseconds (LINERATE_FOREVER: without a
+ * limit; it fails on all ranks if it makes no progress for its timeout). 0 if it has ended,
+ * LINERATE_IN_PROGRESS if not, or its error. Later calls return the same; free it then.
+ *
+ * Threads: one at a time for one operation. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_wait(linerate_operation operation, uint64_t limit_ns);
+
+/**
+ * Frees the handle of an operation; 0 is allowed and does nothing. An operation that has not ended
+ * goes on, and its buffers stay the library's until it has.
+ *
+ * Threads: any. After fork: the child's handle ends, and the parent's operation goes on.
+ */
+int32_t linerate_free(linerate_operation operation);
+
+/**
+ * Runs sends and receives together and waits for their end, as the calls between ncclGroupStart
+ * and ncclGroupEnd: they cannot deadlock, in whatever order they are given. The n-th send to a
+ * rank meets that rank's n-th receive from this one. `timeout_ns` as in linerate_call.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * `transfers` are `count` structs whose memory holds what their documentation says.
+ */
+int32_t linerate_group_run(linerate_comm comm,
+                           const struct linerate_transfer *transfers,
+                           uint64_t count,
+                           uint64_t timeout_ns);
+
+/**
+ * Starts sends and receives together, as linerate_group_run(), and returns at once. With a queue
+ * that is not 0, `operation` may be NULL: the queue tells the end then, with the number `user`.
+ *
+ * Threads, owner and fork: as linerate_start().
+ *
+ * The caller's promise:
+ * As linerate_group_run(); `operation` is writable, or NULL.
+ */
+int32_t linerate_group_start(linerate_comm comm,
+                             const struct linerate_transfer *transfers,
+                             uint64_t count,
+                             uint64_t timeout_ns,
+                             linerate_queue queue,
+                             uint64_t user,
+                             linerate_operation *operation);
+
+/**
+ * Joins the job that the environment describes, as `linerate launch`, torchrun, mpirun (Open MPI,
+ * MPICH) and srun set it; one rank if none of them has started this process. `config` may be 0:
+ * settings of the environment. Waits for the other ranks, at most the timeout of the settings.
+ *
+ * Threads: any. The caller ends the communicator by linerate_finalize() or linerate_destroy().
+ * After fork: a child may join a job of its own.
+ *
+ * The caller's promise:
+ * `made` is writable.
+ */
+int32_t linerate_init(linerate_config config, linerate_comm *made);
+
+/**
+ * Joins a job by name: every rank gives the same `job` and `ranks`, and a `rank` of its own from 0
+ * on. Ranks of several hosts meet at "tcp://host:port" (a free port of rank 0's host) or in
+ * "file://folder" (a folder that all ranks see); any other name is that of a job on this host.
+ *
+ * Threads, owner and fork: as linerate_init().
+ *
+ * The caller's promise:
+ * `job` is a string; `made` is writable.
+ */
+int32_t linerate_init_by_name(uint32_t rank,
+                              uint32_t ranks,
+                              const char *job,
+                              linerate_config config,
+                              linerate_comm *made);
+
+/**
+ * Joins a job whose processes have a way between them already, such as torch's Store:
+ * `exchange` puts and gets small values. `name` is 1 to 200 bytes that all ranks name alike and
+ * no other use of the exchange has.
+ *
+ * Threads: any; the callbacks run on the calling thread, inside this call only. Owner and fork: as
+ * linerate_init().
+ *
+ * The caller's promise:
+ * `name` is a string; `exchange` is a struct whose callbacks keep what its documentation says;
+ * `made` is writable.
+ */
+int32_t linerate_init_by_exchange(uint32_t rank,
+                                  uint32_t ranks,
+                                  const char *name,
+                                  const struct linerate_exchange *exchange,
+                                  linerate_config config,
+                                  linerate_comm *made);
+
+/**
+ * The rank of this process in the communicator. Threads: any. After fork: as before.
+ *
+ * The caller's promise:
+ * `rank` is writable.
+ */
+int32_t linerate_rank(linerate_comm comm, uint32_t *rank);
+
+/**
+ * How many ranks the communicator has. Threads: any. After fork: as before.
+ *
+ * The caller's promise:
+ * `ranks` is writable.
+ */
+int32_t linerate_ranks(linerate_comm comm, uint32_t *ranks);
+
+/**
+ * The name of the transport in use, such as "shm" or "tcp", as linerate_last_error_text() gives
+ * texts. Threads: any. After fork: as before.
+ *
+ * The caller's promise:
+ * `buffer` has `capacity` bytes; `needed` is NULL or writable.
+ */
+int32_t linerate_transport(linerate_comm comm, char *buffer, uint64_t capacity, uint64_t *needed);
+
+/**
+ * Sets how long an operation may make no progress before the communicator fails on all ranks, in
+ * nanoseconds above 0. It holds for operations under way, too. The default is LINERATE_TIMEOUT.
+ *
+ * Threads: any; each rank goes by its own value. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_set_timeout(linerate_comm comm, uint64_t timeout_ns);
+
+/**
+ * A communicator of the same ranks, with an order of operations of its own. Collective: every rank
+ * calls it, in one order with its other collectives.
+ *
+ * Threads: any, one at a time for one communicator. The caller ends it as any other; both may be
+ * used at the same time, and memory of one with the other. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `made` is writable.
+ */
+int32_t linerate_duplicate(linerate_comm comm, linerate_comm *made);
+
+/**
+ * Splits a communicator as MPI_Comm_split does: ranks of one `color` (0 to 2^32 - 1) form a new
+ * one, ordered by `key`, then by rank. A rank with LINERATE_NO_COLOR takes part and gets the
+ * handle 0. Collective, as linerate_duplicate(), with its threads, owner and fork.
+ *
+ * The caller's promise:
+ * `made` is writable.
+ */
+int32_t linerate_split(linerate_comm comm, int64_t color, int32_t key, linerate_comm *made);
+
+/**
+ * A communicator of `count` ranks of another one, made by these alone: `members` are their numbers
+ * there, in the order of the new ranks. They meet by `exchange` under `name`, as in
+ * linerate_init_by_exchange(). The other communicator may have failed.
+ *
+ * Threads: any; the callbacks run on the calling thread, inside this call only. Owner and fork: as
+ * linerate_duplicate(). `members` is not used after the call.
+ *
+ * The caller's promise:
+ * `members` has `count` numbers; `name`, `exchange` and `made` as linerate_init_by_exchange().
+ */
+int32_t linerate_sibling(linerate_comm comm,
+                         const uint32_t *members,
+                         uint64_t count,
+                         const char *name,
+                         const struct linerate_exchange *exchange,
+                         linerate_comm *made);
+
+/**
+ * After a failure: a new communicator of the ranks that live. Every one of them calls it. Allocate
+ * memory anew for it. Threads, owner and fork: as linerate_duplicate().
+ *
+ * The caller's promise:
+ * `made` is writable.
+ */
+int32_t linerate_rebuild(linerate_comm comm, linerate_comm *made);
+
+/**
+ * Fails the communicator on all ranks, with this reason: calls that wait on it return
+ * LINERATE_ERROR_ABORTED, and later ones LINERATE_ERROR_COMMUNICATOR_FAILED.
+ *
+ * Threads: any, also while others wait. `reason` is copied. After fork: nothing happens.
+ *
+ * The caller's promise:
+ * `reason` is a string.
+ */
+int32_t linerate_abort(linerate_comm comm, const char *reason);
+
+/**
+ * Whether the communicator has failed: 0, or the status of the first cause, which becomes the last
+ * error of the calling thread, with its text and its ranks. Never waits.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_failure(linerate_comm comm);
+
+/**
+ * Ends a communicator collectively: returns when all ranks have called it, so that no rank leaves
+ * while another one needs it. The handle ends in any case, also if a status says that a rank has
+ * left or failed.
+ *
+ * Threads: any, while no other one uses the communicator. Memory, queues and operations made of it
+ * have handles of their own, to be freed before or after. After fork: LINERATE_ERROR_FORKED, and
+ * the child's handle ends.
+ */
+int32_t linerate_finalize(linerate_comm comm);
+
+/**
+ * Ends the handle of a communicator; 0 is allowed and does nothing. This rank leaves when the
+ * handle, its operations and its queues have all been freed, and that call waits until the other
+ * ranks need nothing of this process, at most the timeout of the settings.
+ *
+ * Threads: any; calls that are under way on other threads end as if the handle still were. After
+ * fork: the child's handle ends, and the parent's communicator goes on.
+ */
+int32_t linerate_destroy(linerate_comm comm);
+
+/**
+ * Makes settings, to be changed by linerate_config_set(). What is not set is as the environment
+ * (LINERATE_...) says when a communicator is made with them.
+ *
+ * Threads: any. The caller frees the handle (linerate_config_free()); communicators keep a copy.
+ * After fork: the child may make, use and free settings.
+ *
+ * The caller's promise:
+ * `config` is writable.
+ */
+int32_t linerate_config_create(linerate_config *config);
+
+/**
+ * Sets a value by the name that it has in the environment, such as ("LINERATE_TCP_RAILS", "4").
+ * A value of NULL means the default, whatever the environment says. The text of the error of a
+ * wrong name has all names; that of a wrong value has its range.
+ *
+ * Threads: one at a time for one handle. Both texts are copied. After fork: as before.
+ *
+ * The caller's promise:
+ * `name` is a string, `value` a string or NULL.
+ */
+int32_t linerate_config_set(linerate_config config, const char *name, const char *value);
+
+/**
+ * Frees settings. 0 is allowed and does nothing. Threads: any. After fork: as before.
+ */
+int32_t linerate_config_free(linerate_config config);
+
+/**
+ * Allocates zeroed memory that operations use where it lies, in place of copying it. A call takes
+ * any address inside it; a part that lies in registered memory is found by its address. Not
+ * collective. `address` is aligned for every type.
+ *
+ * Threads: any. The memory belongs to the caller until linerate_memory_free(); operations that use
+ * it then keep it until they have ended. While an operation is under way on elements, the caller
+ * does not write those that it reads, and neither reads nor writes those that it writes. After
+ * fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `memory` and `address` are writable.
+ */
+int32_t linerate_alloc(linerate_comm comm, uint64_t bytes, linerate_memory *memory, void **address);
+
+/**
+ * How many bytes the memory has. Threads: any. After fork: as before.
+ *
+ * The caller's promise:
+ * `bytes` is writable.
+ */
+int32_t linerate_memory_bytes(linerate_memory memory, uint64_t *bytes);
+
+/**
+ * Frees memory; 0 is allowed and does nothing. The address must not be used any more.
+ *
+ * Threads: any. After fork: the child's handle ends, and the parent keeps its memory.
+ */
+int32_t linerate_memory_free(linerate_memory memory);
+
+/**
+ * The reduction of `count` elements of all ranks, on every rank; in place if both
+ * addresses are equal.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says.
+ */
+int32_t linerate_all_reduce(const void *sendbuf,
+                            void *recvbuf,
+                            uint64_t count,
+                            uint32_t dtype,
+                            uint32_t op,
+                            linerate_comm comm);
+
+/**
+ * Rank r gets the reduction of block r: `count` elements per block, as many blocks in
+ * `sendbuf` as ranks; in place if `recvbuf` is this rank's block of `sendbuf`.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says.
+ */
+int32_t linerate_reduce_scatter(const void *sendbuf,
+                                void *recvbuf,
+                                uint64_t count,
+                                uint32_t dtype,
+                                uint32_t op,
+                                linerate_comm comm);
+
+/**
+ * Block r of every `recvbuf` is rank r's `sendbuf`: `count` elements per block; in place
+ * if `sendbuf` is this rank's block of `recvbuf`.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says.
+ */
+int32_t linerate_all_gather(const void *sendbuf,
+                            void *recvbuf,
+                            uint64_t count,
+                            uint32_t dtype,
+                            linerate_comm comm);
+
+/**
+ * As linerate_all_gather(), with `counts[r]` elements of rank r; `counts` is equal on all
+ * ranks.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says; counts have one number per rank.
+ */
+int32_t linerate_all_gather_v(const void *sendbuf,
+                              void *recvbuf,
+                              const uint64_t *counts,
+                              uint32_t dtype,
+                              linerate_comm comm);
+
+/**
+ * The `count` elements of the root's `sendbuf`, in `recvbuf` of all ranks; the other
+ * ranks may give a `sendbuf` of NULL.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says.
+ */
+int32_t linerate_broadcast(const void *sendbuf,
+                           void *recvbuf,
+                           uint64_t count,
+                           uint32_t dtype,
+                           uint32_t root,
+                           linerate_comm comm);
+
+/**
+ * The reduction of `count` elements of all ranks, in the root's `recvbuf`; the other
+ * ranks may give a `recvbuf` of NULL.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says.
+ */
+int32_t linerate_reduce(const void *sendbuf,
+                        void *recvbuf,
+                        uint64_t count,
+                        uint32_t dtype,
+                        uint32_t op,
+                        uint32_t root,
+                        linerate_comm comm);
+
+/**
+ * Block r of the root's `recvbuf` is rank r's `sendbuf`: `count` elements per block.
+ * The other ranks may give a `recvbuf` of NULL.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says.
+ */
+int32_t linerate_gather(const void *sendbuf,
+                        void *recvbuf,
+                        uint64_t count,
+                        uint32_t dtype,
+                        uint32_t root,
+                        linerate_comm comm);
+
+/**
+ * Rank r gets block r of the root's `sendbuf`: `count` elements per block. The other
+ * ranks may give a `sendbuf` of NULL.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says.
+ */
+int32_t linerate_scatter(const void *sendbuf,
+                         void *recvbuf,
+                         uint64_t count,
+                         uint32_t dtype,
+                         uint32_t root,
+                         linerate_comm comm);
+
+/**
+ * Block r of `sendbuf` goes to rank r, and block r of `recvbuf` comes from it: `count`
+ * elements per block; in place if both addresses are equal.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says.
+ */
+int32_t linerate_all_to_all(const void *sendbuf,
+                            void *recvbuf,
+                            uint64_t count,
+                            uint32_t dtype,
+                            linerate_comm comm);
+
+/**
+ * As linerate_all_to_all(), with `send_counts[r]` elements to rank r and
+ * `receive_counts[r]` from it, one after another. Never in place.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says; counts have one number per rank.
+ */
+int32_t linerate_all_to_all_v(const void *sendbuf,
+                              const uint64_t *send_counts,
+                              void *recvbuf,
+                              const uint64_t *receive_counts,
+                              uint32_t dtype,
+                              linerate_comm comm);
+
+/**
+ * Returns when all ranks have called it. Threads and fork: as linerate_run().
+ */
+int32_t linerate_barrier(linerate_comm comm);
+
+/**
+ * Sends `count` elements to rank `peer`, which receives as many from this one. Two ranks that send
+ * to each other use linerate_group_run().
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * `count` elements lie at `sendbuf`.
+ */
+int32_t linerate_send(const void *sendbuf,
+                      uint64_t count,
+                      uint32_t dtype,
+                      uint32_t peer,
+                      linerate_comm comm);
+
+/**
+ * Receives `count` elements from rank `peer`, which sends as many to this one.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * `recvbuf` has room for `count` elements.
+ */
+int32_t linerate_recv(void *recvbuf,
+                      uint64_t count,
+                      uint32_t dtype,
+                      uint32_t peer,
+                      linerate_comm comm);
+
+/**
+ * Makes a queue for operations of a communicator and of those made of it. Not collective.
+ *
+ * Threads: any. The caller frees it; it counts as a handle of the communicator until then. After
+ * fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `queue` is writable.
+ */
+int32_t linerate_queue_create(linerate_comm comm, linerate_queue *queue);
+
+/**
+ * Waits until operations of the queue have ended, at most `limit_ns` nanoseconds (0: drives once
+ * and looks), and takes at most `capacity` of them, first the one that has ended first. Writes how
+ * many to `count`. Returns LINERATE_IN_PROGRESS if there is none. Set `size` of the first
+ * completion; the library sets it in the others that it writes. Where one has failed, the text of
+ * the last failed one is the last error of the calling thread.
+ *
+ * Threads: any, also several at once: each completion goes to one of them. After fork:
+ * LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `completions` are `capacity` structs, `count` is writable.
+ */
+int32_t linerate_queue_wait(linerate_queue queue,
+                            struct linerate_completion *completions,
+                            uint64_t capacity,
+                            uint64_t limit_ns,
+                            uint64_t *count);
+
+/**
+ * A descriptor for poll, epoll or select that is readable exactly while completions wait to be
+ * taken. Only poll it: it belongs to the queue and is closed with it. From the first call on, a
+ * thread of the library moves the operations; with LINERATE_PROGRESS=inline it is an error.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `fd` is writable.
+ */
+int32_t linerate_queue_fd(linerate_queue queue, int32_t *fd);
+
+/**
+ * How many operations of the queue have not ended. Threads: any. After fork: 0 operations.
+ *
+ * The caller's promise:
+ * `count` is writable.
+ */
+int32_t linerate_queue_running(linerate_queue queue, uint64_t *count);
+
+/**
+ * Frees a queue; 0 is allowed and does nothing. Operations in it go on, and their ends are told
+ * nobody.
+ *
+ * Threads: any. After fork: the child's handle ends, and the parent's queue goes on.
+ */
+int32_t linerate_queue_free(linerate_queue queue);
+
+/**
+ * The name of a status, such as LINERATE_ERROR_TIMEOUT; of a number that is none, "unknown
+ * status". The text is constant and never freed. Threads: any. After fork: as before.
+ */
+const char *linerate_status_text(int32_t status);
+
+/**
+ * The text of the last error of the calling thread: what was tried, with which values, and what to
+ * do. It is empty if no call of this thread has failed; a call that succeeds leaves it as it is.
+ *
+ * Writes at most `capacity` bytes to `buffer`, the last of them 0, and the length of the whole
+ * text with its 0 to `needed`. Either may be NULL, `buffer` with a capacity of 0.
+ *
+ * Threads: any; each has its own error. After fork: as before.
+ *
+ * The caller's promise:
+ * `buffer` has `capacity` bytes; `needed` is NULL or writable.
+ */
+int32_t linerate_last_error_text(char *buffer, uint64_t capacity, uint64_t *needed);
+
+/**
+ * The status of the first cause of the last error of the calling thread; 0 if no call of it has
+ * failed. Where the error is LINERATE_ERROR_COMMUNICATOR_FAILED, it is what failed the
+ * communicator; else it is the status that the call has returned.
+ *
+ * Threads: any; each has its own error. After fork: as before.
+ */
+int32_t linerate_last_error_cause(void);
+
+/**
+ * The ranks that the first cause of the last error of the calling thread names: those missing
+ * after a timeout, the one that failed, left, cancelled or aborted. Writes at most `capacity` of
+ * them to `ranks`, and how many there are to `count`.
+ *
+ * Threads: any; each has its own error. After fork: as before.
+ *
+ * The caller's promise:
+ * `ranks` has room for `capacity` numbers; `count` is writable.
+ */
+int32_t linerate_last_error_ranks(uint32_t *ranks, uint64_t capacity, uint64_t *count);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* LINERATE_H */

@@ -1,0 +1,447 @@
+//! Collectives and groups of transfers as structs: run, started, tested, waited for.
+
+use crate::communicator::linerate_comm;
+use crate::memory::{LINERATE_MEMORY_HOST, adopt};
+use crate::objects::{COMMUNICATOR, OPERATION, Object, QUEUE, insert, lock};
+use crate::pointers::{Sized64, array, check_place, read, step_of, text, write};
+use crate::queue::linerate_queue;
+use crate::status::{Fault, LINERATE_DONE, LINERATE_IN_PROGRESS, enter, invalid};
+use crate::words::{collective_of, dtype_of, op_of};
+use linerate::{Collective, CollectiveBuilder, Communicator, Group, Operation};
+use std::ffi::{c_char, c_void};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// A handle of an operation that was started.
+#[allow(non_camel_case_types)]
+pub type linerate_operation = u64;
+
+/// A limit that does not end.
+pub const LINERATE_FOREVER: u64 = u64::MAX;
+
+/// One collective. Zero everywhere but `size`, `collective`, `dtype`, `count` and the addresses is
+/// the default. Buffers have NCCL's layout: what is in place there is in place here, told by the
+/// addresses. With p ranks:
+///
+/// | collective | input | output |
+/// |---|---|---|
+/// | ALL_REDUCE | count | count |
+/// | REDUCE_SCATTER | p * count | count |
+/// | ALL_GATHER | count | p * count |
+/// | ALL_GATHER_V | receive_counts[rank] | sum of receive_counts |
+/// | BROADCAST | count at the root | count |
+/// | REDUCE | count | count at the root |
+/// | GATHER | count | p * count at the root |
+/// | SCATTER | p * count at the root | count |
+/// | ALL_TO_ALL | p * count | p * count |
+/// | ALL_TO_ALL_V | sum of send_counts | sum of receive_counts |
+/// | BARRIER | none | none |
+///
+/// A buffer that this rank does not have may be NULL. Buffers are aligned for their type. Memory of
+/// linerate_alloc() is used where it lies; other memory is copied where a transport cannot read it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(non_camel_case_types)]
+pub struct linerate_call {
+    /// sizeof(linerate_call).
+    pub size: u64,
+    /// LINERATE_ALL_REDUCE, ...
+    pub collective: u32,
+    /// LINERATE_F32, ...
+    pub dtype: u32,
+    /// LINERATE_SUM, ...; of reducing collectives.
+    pub op: u32,
+    /// The rank that is special, of rooted collectives.
+    pub root: u32,
+    /// LINERATE_MEMORY_HOST.
+    pub memory_kind: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The factor of this rank, of LINERATE_PREMUL_SUM.
+    pub factor: f64,
+    /// Elements per rank.
+    pub count: u64,
+    /// Only read.
+    pub input: *const c_void,
+    /// Written.
+    pub output: *mut c_void,
+    /// One number per rank, of ALL_TO_ALL_V.
+    pub send_counts: *const u64,
+    /// One number per rank, of ALL_GATHER_V and ALL_TO_ALL_V.
+    pub receive_counts: *const u64,
+    /// How long it may make no progress, in nanoseconds; 0: as long as the communicator says.
+    pub timeout_ns: u64,
+    /// Algorithm by name (`linerate explain` lists them), the same on all ranks; NULL: the cost
+    /// model chooses.
+    pub algorithm: *const c_char,
+    /// The queue that is told the end, of linerate_start(); 0: none.
+    pub queue: linerate_queue,
+    /// The number of its completion in the queue.
+    pub user: u64,
+}
+
+// SAFETY: numbers and addresses, the size first.
+unsafe impl Sized64 for linerate_call {
+    const NAME: &'static str = "linerate_call";
+}
+
+/// One send or receive of a group.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(non_camel_case_types)]
+pub struct linerate_transfer {
+    /// sizeof(linerate_transfer).
+    pub size: u64,
+    /// The other rank.
+    pub peer: u32,
+    /// Not 0: a send; 0: a receive.
+    pub is_send: u32,
+    /// LINERATE_F32, ...
+    pub dtype: u32,
+    /// LINERATE_MEMORY_HOST.
+    pub memory_kind: u32,
+    /// Elements: equal on both sides.
+    pub count: u64,
+    /// Where they are; only read by a send.
+    pub address: *mut c_void,
+}
+
+// SAFETY: numbers and an address, the size first.
+unsafe impl Sized64 for linerate_transfer {
+    const NAME: &'static str = "linerate_transfer";
+}
+
+/// Elements of input and output of a call on this rank.
+fn lengths(
+    communicator: &Communicator,
+    collective: Collective,
+    call: &linerate_call,
+    counts: [&[u64]; 2],
+) -> Result<[u64; 2], Fault> {
+    let (count, ranks) = (call.count, u64::from(communicator.ranks()));
+    let all = count.checked_mul(ranks).ok_or_else(|| {
+        invalid(format!(
+            "{count} elements on each of {ranks} ranks do not fit an address space"
+        ))
+    })?;
+    let rank = communicator.rank();
+    let at_root = |elements| if rank == call.root { elements } else { 0 };
+    // The library refuses sums that are too large, and names them.
+    let sum = |counts: &[u64]| {
+        counts
+            .iter()
+            .fold(0u64, |sum, &count| sum.saturating_add(count))
+    };
+    let [sends, receives] = counts;
+    Ok(match collective {
+        Collective::AllReduce => [count, count],
+        Collective::Broadcast => [at_root(count), count],
+        Collective::Reduce => [count, at_root(count)],
+        Collective::ReduceScatter => [all, count],
+        Collective::AllGather => [count, all],
+        Collective::Gather => [count, at_root(all)],
+        Collective::Scatter => [at_root(all), count],
+        Collective::AllToAll => [all, all],
+        Collective::AllGatherV => [
+            receives.get(rank as usize).copied().unwrap_or(0),
+            sum(receives),
+        ],
+        Collective::AllToAllV => [sum(sends), sum(receives)],
+        Collective::Barrier | Collective::SendRecv => [0, 0],
+    })
+}
+
+fn check_kind(kind: u32) -> Result<(), Fault> {
+    match kind {
+        LINERATE_MEMORY_HOST => Ok(()),
+        other => Err(invalid(format!(
+            "memory kind {other}: this version has LINERATE_MEMORY_HOST (0) only"
+        ))),
+    }
+}
+
+/// The collective of a call.
+///
+/// # Safety
+/// The addresses of the call hold what its documentation says, until the collective has ended.
+unsafe fn build<'a>(
+    communicator: &'a Communicator,
+    call: &linerate_call,
+) -> Result<CollectiveBuilder<'a>, Fault> {
+    check_kind(call.memory_kind)?;
+    if call.reserved != 0 {
+        return Err(invalid(format!(
+            "the reserved field of a call is {}: 0",
+            call.reserved
+        )));
+    }
+    let collective = collective_of(call.collective)?;
+    // A barrier has no elements.
+    let dtype = match collective {
+        Collective::Barrier if call.dtype == 0 => linerate::DataType::U8,
+        _ => dtype_of(call.dtype)?,
+    };
+    let ranks = u64::from(communicator.ranks());
+    let counts_of = |name, address: *const u64, is_used: bool| match is_used {
+        // SAFETY: our caller promises one number per rank.
+        true => unsafe { array(name, address, ranks) },
+        false => Ok(&[][..]),
+    };
+    let (has_sends, has_receives) = (
+        collective == Collective::AllToAllV,
+        matches!(collective, Collective::AllToAllV | Collective::AllGatherV),
+    );
+    let sends = counts_of("send_counts", call.send_counts, has_sends)?;
+    let receives = counts_of("receive_counts", call.receive_counts, has_receives)?;
+    let [inputs, outputs] = lengths(communicator, collective, call, [sends, receives])?;
+    let mut built = communicator
+        .collective(collective, dtype, call.count)
+        .root(call.root);
+    if collective.is_reducing() {
+        built = built.op(op_of(call.op, call.factor)?);
+    }
+    if has_sends {
+        built = built.send_counts(sends);
+    }
+    if has_receives {
+        built = built.receive_counts(receives);
+    }
+    // Without a buffer that it needs, the library says how long it must be.
+    if !call.input.is_null() && inputs > 0 {
+        // SAFETY: our caller promises it.
+        built = built.input(&unsafe { adopt("input", communicator, call.input, inputs, dtype)? });
+    }
+    if !call.output.is_null() && outputs > 0 {
+        // SAFETY: our caller promises it.
+        let output = unsafe { adopt("output", communicator, call.output, outputs, dtype)? };
+        built = built.output(&output);
+    }
+    if call.timeout_ns > 0 {
+        built = built.timeout(Duration::from_nanos(call.timeout_ns));
+    }
+    if !call.algorithm.is_null() {
+        // SAFETY: our caller promises a string.
+        built = built.algorithm(unsafe { text("algorithm", call.algorithm)? });
+    }
+    Ok(built)
+}
+
+/// Runs a call and waits for its end.
+///
+/// # Safety
+/// As [`build`].
+pub(crate) unsafe fn run(comm: linerate_comm, call: &linerate_call) -> Result<i32, Fault> {
+    let communicator = COMMUNICATOR.get(comm)?;
+    // SAFETY: our caller promises it.
+    unsafe { build(&communicator, call)? }.run()?;
+    Ok(LINERATE_DONE)
+}
+
+/// Gives a started operation a handle, and a place in its queue.
+///
+/// # Safety
+/// `place` is null or writable.
+unsafe fn hand_out(
+    place: *mut linerate_operation,
+    (queue, user): (linerate_queue, u64),
+    start: impl FnOnce() -> Result<Operation, Fault>,
+) -> Result<i32, Fault> {
+    let queue = (queue != 0).then(|| QUEUE.get(queue)).transpose()?;
+    if queue.is_none() || !place.is_null() {
+        check_place("operation", place)?;
+    }
+    let mut operation = start()?;
+    if let Some(queue) = queue {
+        operation.notify(&queue, user)?;
+    }
+    if !place.is_null() {
+        let handle = insert(Object::Operation(Mutex::new(operation)))?;
+        // SAFETY: our caller promises it.
+        unsafe { write("operation", place, handle)? };
+    }
+    Ok(LINERATE_DONE)
+}
+
+/// Runs a collective and waits for its end. All ranks run and start the same ones in one order.
+///
+/// Threads: any, one at a time for one communicator. The call and its buffers are the caller's
+/// again when it returns; after an error, peers may still write registered memory. Returns the
+/// first cause of a failure on every rank. After fork: LINERATE_ERROR_FORKED.
+///
+/// # Safety
+/// `call` is a struct whose addresses hold what its documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_run(comm: linerate_comm, call: *const linerate_call) -> i32 {
+    // SAFETY: our caller promises it.
+    enter(|| unsafe { run(comm, &read("call", call)?) })
+}
+
+/// Starts a collective and returns at once. With a queue in the call, `operation` may be NULL: the
+/// queue tells the end then. A queue of a communicator that has nothing to do with this one is an
+/// error, and the collective goes on all the same, as it does on the other ranks.
+///
+/// Threads: any, one at a time for one communicator. The struct, its counts and texts are copied;
+/// its buffers stay as they are until the operation has ended, also where its handle is freed.
+/// After fork: LINERATE_ERROR_FORKED.
+///
+/// # Safety
+/// As linerate_run(); `operation` is writable, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_start(
+    comm: linerate_comm,
+    call: *const linerate_call,
+    operation: *mut linerate_operation,
+) -> i32 {
+    enter(|| {
+        // SAFETY: our caller promises it.
+        let call = unsafe { read("call", call)? };
+        let communicator = COMMUNICATOR.get(comm)?;
+        // SAFETY: as above.
+        let start = || Ok(unsafe { build(&communicator, &call)? }.start()?);
+        // SAFETY: as above.
+        unsafe { hand_out(operation, (call.queue, call.user), start) }
+    })
+}
+
+/// Makes progress once: 0 if the operation has ended, LINERATE_IN_PROGRESS if not, or its error.
+///
+/// Threads: one at a time for one operation. After fork: LINERATE_ERROR_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn linerate_test(operation: linerate_operation) -> i32 {
+    enter(|| {
+        let operation = OPERATION.get(operation)?;
+        let is_over = lock("operation", &operation)?.test()?;
+        Ok(if is_over {
+            LINERATE_DONE
+        } else {
+            LINERATE_IN_PROGRESS
+        })
+    })
+}
+
+/// Waits for the end of an operation, at most `limit_ns` nanoseconds (LINERATE_FOREVER: without a
+/// limit; it fails on all ranks if it makes no progress for its timeout). 0 if it has ended,
+/// LINERATE_IN_PROGRESS if not, or its error. Later calls return the same; free it then.
+///
+/// Threads: one at a time for one operation. After fork: LINERATE_ERROR_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn linerate_wait(operation: linerate_operation, limit_ns: u64) -> i32 {
+    enter(|| {
+        let operation = OPERATION.get(operation)?;
+        let limit = Duration::from_nanos(limit_ns);
+        let is_over = lock("operation", &operation)?.wait_timeout(limit)?;
+        Ok(if is_over {
+            LINERATE_DONE
+        } else {
+            LINERATE_IN_PROGRESS
+        })
+    })
+}
+
+/// Frees the handle of an operation; 0 is allowed and does nothing. An operation that has not ended
+/// goes on, and its buffers stay the library's until it has.
+///
+/// Threads: any. After fork: the child's handle ends, and the parent's operation goes on.
+#[unsafe(no_mangle)]
+pub extern "C" fn linerate_free(operation: linerate_operation) -> i32 {
+    enter(|| OPERATION.free(operation).map(|()| LINERATE_DONE))
+}
+
+/// The transfers of a list as a group.
+///
+/// # Safety
+/// `transfers` are `count` structs whose memory holds what their documentation says, until the
+/// group has ended.
+unsafe fn group<'a>(
+    communicator: &'a Communicator,
+    transfers: *const linerate_transfer,
+    count: u64,
+    timeout_ns: u64,
+) -> Result<Group<'a>, Fault> {
+    let mut group = communicator.group();
+    if timeout_ns > 0 {
+        group = group.timeout(Duration::from_nanos(timeout_ns));
+    }
+    if count == 0 {
+        return Ok(group);
+    }
+    // SAFETY: our caller promises it.
+    let step = unsafe { step_of("transfers", transfers)? };
+    // SAFETY: as above. This checks that all of them fit an address space.
+    unsafe {
+        array(
+            "transfers",
+            transfers.cast::<u64>(),
+            count.saturating_mul(step / 8),
+        )?
+    };
+    for number in 0..count as usize {
+        let place = transfers.wrapping_byte_add(number * step as usize);
+        // SAFETY: as above.
+        let transfer = unsafe { read("a transfer", place)? };
+        if transfer.size != step {
+            return Err(invalid(format!(
+                "transfer {number} has a size of {}, the first one {step}: all have sizeof(linerate_transfer)",
+                transfer.size
+            )));
+        }
+        check_kind(transfer.memory_kind)?;
+        let (dtype, length) = (dtype_of(transfer.dtype)?, transfer.count);
+        // SAFETY: as above.
+        let memory = unsafe { adopt("address", communicator, transfer.address, length, dtype)? };
+        group = match transfer.is_send {
+            0 => group.recv(&memory, transfer.peer),
+            _ => group.send(&memory, transfer.peer),
+        };
+    }
+    Ok(group)
+}
+
+/// Runs sends and receives together and waits for their end, as the calls between ncclGroupStart
+/// and ncclGroupEnd: they cannot deadlock, in whatever order they are given. The n-th send to a
+/// rank meets that rank's n-th receive from this one. `timeout_ns` as in linerate_call.
+///
+/// Threads, owner and fork: as linerate_run().
+///
+/// # Safety
+/// `transfers` are `count` structs whose memory holds what their documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_group_run(
+    comm: linerate_comm,
+    transfers: *const linerate_transfer,
+    count: u64,
+    timeout_ns: u64,
+) -> i32 {
+    enter(|| {
+        let communicator = COMMUNICATOR.get(comm)?;
+        // SAFETY: our caller promises it.
+        unsafe { group(&communicator, transfers, count, timeout_ns)? }.run()?;
+        Ok(LINERATE_DONE)
+    })
+}
+
+/// Starts sends and receives together, as linerate_group_run(), and returns at once. With a queue
+/// that is not 0, `operation` may be NULL: the queue tells the end then, with the number `user`.
+///
+/// Threads, owner and fork: as linerate_start().
+///
+/// # Safety
+/// As linerate_group_run(); `operation` is writable, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_group_start(
+    comm: linerate_comm,
+    transfers: *const linerate_transfer,
+    count: u64,
+    timeout_ns: u64,
+    queue: linerate_queue,
+    user: u64,
+    operation: *mut linerate_operation,
+) -> i32 {
+    enter(|| {
+        let communicator = COMMUNICATOR.get(comm)?;
+        // SAFETY: our caller promises it.
+        let start = || Ok(unsafe { group(&communicator, transfers, count, timeout_ns)? }.start()?);
+        // SAFETY: as above.
+        unsafe { hand_out(operation, (queue, user), start) }
+    })
+}

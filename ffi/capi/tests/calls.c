@@ -1,0 +1,508 @@
+/* Calls every function of linerate.h on two ranks, also with bad input.
+ *
+ *   calls JOB FOLDER RANK
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <linerate.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS = 2, COUNT = 1000 };
+#define SECOND 1000000000ull
+
+static uint32_t rank;
+static char text[4096];
+
+static void expect(int32_t wanted, int32_t status, const char *what, int line) {
+    if (status == wanted) {
+        return;
+    }
+    linerate_last_error_text(text, sizeof text, NULL);
+    fprintf(stderr, "calls.c:%d: rank %u: %s is %s, not %s; last error: %s\n", line,
+            (unsigned)rank, what, linerate_status_text(status), linerate_status_text(wanted), text);
+    exit(1);
+}
+
+static void hold(int is_so, const char *what, int line) {
+    if (!is_so) {
+        linerate_last_error_text(text, sizeof text, NULL);
+        fprintf(stderr, "calls.c:%d: rank %u: not so: %s; last error: %s\n", line, (unsigned)rank,
+                what, text);
+        exit(1);
+    }
+}
+
+#define DONE(call) expect(LINERATE_DONE, call, #call, __LINE__)
+#define FAILS(status, call) expect(status, call, #call, __LINE__)
+#define INVALID(call) FAILS(LINERATE_ERROR_INVALID_ARGUMENT, call)
+#define HANDLE(call) FAILS(LINERATE_ERROR_BAD_HANDLE, call)
+#define HOLDS(what) hold(what, #what, __LINE__)
+
+static int says(const char *word) {
+    DONE(linerate_last_error_text(text, sizeof text, NULL));
+    return strstr(text, word) != NULL;
+}
+
+/* An exchange whose values are files of a folder. */
+static void path_of(char *path, size_t bytes, const char *folder, const char *key) {
+    char *at;
+    snprintf(path, bytes, "%s/%s", folder, key);
+    for (at = path + strlen(folder) + 1; *at != 0; at++) {
+        if (*at == '/') {
+            *at = '_';
+        }
+    }
+}
+
+static int32_t put(void *user, const char *key, const void *value, uint64_t bytes, uint64_t limit) {
+    char path[1024], other[1100];
+    FILE *file;
+    (void)limit;
+    path_of(path, sizeof path, user, key);
+    snprintf(other, sizeof other, "%s.%u", path, (unsigned)rank);
+    file = fopen(other, "wb");
+    if (file == NULL) {
+        return -1;
+    }
+    if (fwrite(value, 1, (size_t)bytes, file) != bytes) {
+        fclose(file);
+        return -2;
+    }
+    fclose(file);
+    return rename(other, path) == 0 ? 0 : -3;
+}
+
+static int32_t get(void *user, const char *key, void *value, uint64_t capacity, uint64_t *bytes,
+                   uint64_t limit) {
+    char path[1024];
+    FILE *file;
+    (void)limit;
+    path_of(path, sizeof path, user, key);
+    file = fopen(path, "rb");
+    if (file == NULL) {
+        return 1;
+    }
+    *bytes = fread(value, 1, (size_t)capacity, file);
+    fclose(file);
+    return 0;
+}
+
+static int32_t refuse(void *user, const char *key, void *value, uint64_t capacity, uint64_t *bytes,
+                      uint64_t limit) {
+    (void)user, (void)key, (void)value, (void)capacity, (void)bytes, (void)limit;
+    return -7;
+}
+
+static int32_t accept(void *user, const char *key, const void *value, uint64_t bytes,
+                      uint64_t limit) {
+    (void)user, (void)key, (void)value, (void)bytes, (void)limit;
+    return 0;
+}
+
+static int32_t lie(void *user, const char *key, void *value, uint64_t capacity, uint64_t *bytes,
+                   uint64_t limit) {
+    (void)user, (void)key, (void)value, (void)limit;
+    *bytes = capacity + 1;
+    return 0;
+}
+
+static linerate_call call_of(uint32_t collective, const void *input, void *output) {
+    linerate_call call;
+    memset(&call, 0, sizeof call);
+    call.size = sizeof call;
+    call.collective = collective;
+    call.dtype = LINERATE_I32;
+    call.count = COUNT;
+    call.input = input;
+    call.output = output;
+    return call;
+}
+
+static void test_settings(void) {
+    linerate_config config = 0;
+    linerate_comm comm = 0;
+    DONE(linerate_config_create(&config));
+    DONE(linerate_config_set(config, "LINERATE_TCP_RAILS", "4"));
+    DONE(linerate_config_set(config, "LINERATE_TCP_RAILS", NULL));
+    INVALID(linerate_config_set(config, "LINERATE_TCP_RAILS", "many"));
+    HOLDS(says("LINERATE_TCP_RAILS"));
+    INVALID(linerate_config_set(config, "LINERATE_RAILS", "4"));
+    HOLDS(says("LINERATE_TCP_RAILS"));
+    INVALID(linerate_config_set(config, NULL, "4"));
+    INVALID(linerate_config_set(config, "\xff", "4"));
+    INVALID(linerate_config_create(NULL));
+    INVALID(linerate_init(config, NULL));
+    HANDLE(linerate_config_set(0, "LINERATE_TCP_RAILS", "4"));
+    HANDLE(linerate_rank(config, &rank));
+    HOLDS(says("is a handle of a config"));
+    DONE(linerate_config_free(config));
+    HANDLE(linerate_config_free(config));
+    HOLDS(says("has been freed"));
+    HANDLE(linerate_init(config, &comm));
+    HOLDS(comm == 0);
+}
+
+static void test_texts(void) {
+    char small[4];
+    uint64_t needed = 0, count = 9;
+    HANDLE(linerate_barrier(12345));
+    HOLDS(linerate_last_error_cause() == LINERATE_ERROR_BAD_HANDLE);
+    DONE(linerate_last_error_text(NULL, 0, &needed));
+    DONE(linerate_last_error_text(small, sizeof small, NULL));
+    HOLDS(needed > sizeof small && strlen(small) == 3);
+    DONE(linerate_last_error_ranks(NULL, 0, &count));
+    HOLDS(count == 0);
+    HOLDS(strcmp(linerate_status_text(LINERATE_ERROR_TIMEOUT), "LINERATE_ERROR_TIMEOUT") == 0);
+    HOLDS(strcmp(linerate_status_text(77), "unknown status") == 0);
+    HOLDS(linerate_abi_version() == (LINERATE_ABI_MAJOR << 16 | LINERATE_ABI_MINOR));
+}
+
+static void test_zero(void) {
+    DONE(linerate_config_free(0));
+    DONE(linerate_destroy(0));
+    DONE(linerate_memory_free(0));
+    DONE(linerate_free(0));
+    DONE(linerate_queue_free(0));
+    HANDLE(linerate_test(0));
+    HANDLE(linerate_wait(0, 0));
+    HANDLE(linerate_finalize(0));
+    HANDLE(linerate_set_timeout(0, 1));
+    HANDLE(linerate_failure(0));
+    HANDLE(linerate_abort(0, "none"));
+}
+
+static void test_collectives(linerate_comm comm, int32_t *in, int32_t *out) {
+    const uint64_t counts[RANKS] = {3, 5}, to[RANKS] = {2, 2}, from[RANKS] = {2, 2};
+    int32_t i, other = 1 - (int32_t)rank;
+    for (i = 0; i < RANKS * COUNT; i++) {
+        in[i] = i + 10000 * (int32_t)rank;
+    }
+    DONE(linerate_all_reduce(in, out, COUNT, LINERATE_I32, LINERATE_SUM, comm));
+    HOLDS(out[COUNT - 1] == 2 * (COUNT - 1) + 10000);
+    DONE(linerate_reduce_scatter(in, out, COUNT, LINERATE_I32, LINERATE_MAX, comm));
+    HOLDS(out[5] == 10005 + COUNT * (int32_t)rank);
+    DONE(linerate_all_gather(in, out, COUNT, LINERATE_I32, comm));
+    HOLDS(out[7] == 7 && out[COUNT + 7] == 10007);
+    DONE(linerate_all_gather_v(in, out, counts, LINERATE_I32, comm));
+    HOLDS(out[2] == 2 && out[3] == 10000 && out[7] == 10004);
+    DONE(linerate_broadcast(rank == 1 ? in : NULL, out, COUNT, LINERATE_I32, 1, comm));
+    HOLDS(out[4] == 10004);
+    DONE(linerate_reduce(in, rank == 1 ? out : NULL, COUNT, LINERATE_I32, LINERATE_MIN, 1, comm));
+    HOLDS(rank == 0 || out[6] == 6);
+    DONE(linerate_gather(in, rank == 0 ? out : NULL, COUNT, LINERATE_I32, 0, comm));
+    HOLDS(rank == 1 || out[COUNT + 1] == 10001);
+    DONE(linerate_scatter(rank == 0 ? in : NULL, out, COUNT, LINERATE_I32, 0, comm));
+    HOLDS(out[9] == 9 + COUNT * (int32_t)rank);
+    DONE(linerate_all_to_all(in, out, COUNT, LINERATE_I32, comm));
+    HOLDS(out[COUNT * other + 3] == 3 + 10000 * other + COUNT * (int32_t)rank);
+    DONE(linerate_all_to_all_v(in, to, out, from, LINERATE_I32, comm));
+    HOLDS(out[2 * other] == 10000 * other + 2 * (int32_t)rank);
+    DONE(linerate_barrier(comm));
+    if (rank == 0) {
+        DONE(linerate_send(in, 4, LINERATE_I32, 1, comm));
+        DONE(linerate_recv(out, 4, LINERATE_I32, 1, comm));
+    } else {
+        DONE(linerate_recv(out, 4, LINERATE_I32, 0, comm));
+        DONE(linerate_send(in, 4, LINERATE_I32, 0, comm));
+    }
+    HOLDS(out[3] == 3 + 10000 * other);
+}
+
+static void test_bad_calls(linerate_comm comm, int32_t *in, int32_t *out) {
+    char longer[sizeof(linerate_call) + 16];
+    linerate_operation operation = 0;
+    linerate_call call = call_of(LINERATE_ALL_REDUCE, in, out);
+    INVALID(linerate_run(comm, NULL));
+    call.size = 8;
+    INVALID(linerate_run(comm, &call));
+    HOLDS(says("sizeof(linerate_call)"));
+    call = call_of(LINERATE_ALL_REDUCE, in, out);
+    memset(longer, 0, sizeof longer);
+    call.size = sizeof longer;
+    memcpy(longer, &call, sizeof call);
+    longer[sizeof call + 3] = 1;
+    INVALID(linerate_run(comm, (const linerate_call *)(const void *)longer));
+    HOLDS(says("does not know"));
+    call = call_of(99, in, out);
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_REDUCE, in, out);
+    call.dtype = 99;
+    INVALID(linerate_run(comm, &call));
+    HOLDS(says("type 99"));
+    call.dtype = LINERATE_F32;
+    call.op = LINERATE_BIT_XOR;
+    INVALID(linerate_run(comm, &call));
+    call.op = 99;
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_REDUCE, in, out);
+    call.memory_kind = 1;
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_REDUCE, in, out);
+    call.reserved = 1;
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_REDUCE, in, out);
+    call.count = UINT64_MAX / 2;
+    INVALID(linerate_run(comm, &call));
+    call.count = UINT64_MAX / 8;
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_REDUCE, NULL, out);
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_REDUCE, in, NULL);
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_REDUCE, (const char *)in + 1, out);
+    INVALID(linerate_run(comm, &call));
+    HOLDS(says("not aligned"));
+    call = call_of(LINERATE_ALL_REDUCE, in, in + 1);
+    INVALID(linerate_run(comm, &call));
+    HOLDS(says("overlap"));
+    call = call_of(LINERATE_BROADCAST, in, out);
+    call.root = RANKS;
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_GATHER_V, in, out);
+    INVALID(linerate_run(comm, &call));
+    HOLDS(says("receive_counts is NULL"));
+    call = call_of(LINERATE_ALL_REDUCE, in, out);
+    call.algorithm = "none such";
+    INVALID(linerate_run(comm, &call));
+    call.algorithm = NULL;
+    INVALID(linerate_start(comm, &call, NULL));
+    call.queue = comm;
+    HANDLE(linerate_start(comm, &call, &operation));
+    HOLDS(operation == 0);
+    INVALID(linerate_all_reduce(in, out, 1, LINERATE_F32, LINERATE_PREMUL_SUM, comm));
+    INVALID(linerate_send(in, 1, LINERATE_I32, RANKS, comm));
+    INVALID(linerate_send(NULL, 1, LINERATE_I32, 0, comm));
+    INVALID(linerate_group_run(comm, NULL, 1, 0));
+}
+
+static void test_started(linerate_comm comm, int32_t *in, int32_t *out) {
+    linerate_operation operation = 0;
+    linerate_transfer transfers[2];
+    linerate_call call = call_of(LINERATE_ALL_REDUCE, in, out);
+    int32_t status, tries = 0;
+    call.timeout_ns = 20 * SECOND;
+    DONE(linerate_start(comm, &call, &operation));
+    do {
+        status = linerate_test(operation);
+    } while (status == LINERATE_IN_PROGRESS && tries++ < 100000000);
+    DONE(status);
+    DONE(linerate_wait(operation, 0));
+    DONE(linerate_free(operation));
+    HANDLE(linerate_test(operation));
+
+    /* Rank 1 comes later, so that rank 0 sees an operation under way. */
+    if (rank == 0) {
+        DONE(linerate_start(comm, &call, &operation));
+        FAILS(LINERATE_IN_PROGRESS, linerate_wait(operation, 1000000));
+        DONE(linerate_barrier(comm));
+    } else {
+        struct timespec pause = {0, 50000000};
+        nanosleep(&pause, NULL);
+        DONE(linerate_start(comm, &call, &operation));
+        DONE(linerate_barrier(comm));
+    }
+    DONE(linerate_wait(operation, LINERATE_FOREVER));
+    DONE(linerate_free(operation));
+
+    memset(transfers, 0, sizeof transfers);
+    transfers[0].size = transfers[1].size = sizeof transfers[0];
+    transfers[0].peer = transfers[1].peer = 1 - rank;
+    transfers[0].dtype = transfers[1].dtype = LINERATE_I32;
+    transfers[0].count = transfers[1].count = COUNT;
+    transfers[0].is_send = 1;
+    transfers[0].address = in;
+    transfers[1].address = out;
+    in[0] = (int32_t)rank + 70;
+    DONE(linerate_group_run(comm, transfers, 2, 20 * SECOND));
+    HOLDS(out[0] == 71 - (int32_t)rank);
+    DONE(linerate_group_start(comm, transfers, 2, 0, 0, 0, &operation));
+    DONE(linerate_wait(operation, LINERATE_FOREVER));
+    DONE(linerate_free(operation));
+    transfers[1].size += 8;
+    INVALID(linerate_group_run(comm, transfers, 2, 0));
+}
+
+static void test_queue(linerate_comm comm, int32_t *in, int32_t *out) {
+    enum { OPERATIONS = 20 };
+    linerate_completion ended[3];
+    linerate_queue queue = 0;
+    linerate_call call = call_of(LINERATE_ALL_REDUCE, in, out);
+    uint64_t count = 9, seen = 0, running = 9, i;
+    struct pollfd poller = {-1, POLLIN, 0};
+    INVALID(linerate_queue_create(comm, NULL));
+    DONE(linerate_queue_create(comm, &queue));
+    DONE(linerate_queue_fd(queue, &poller.fd));
+    memset(ended, 0, sizeof ended);
+    INVALID(linerate_queue_wait(queue, ended, 3, 0, &count));
+    ended[0].size = sizeof ended[0];
+    INVALID(linerate_queue_wait(queue, ended, 0, 0, &count));
+    INVALID(linerate_queue_wait(queue, ended, 3, 0, NULL));
+    FAILS(LINERATE_IN_PROGRESS, linerate_queue_wait(queue, ended, 3, 0, &count));
+    HOLDS(count == 0);
+    call.queue = queue;
+    call.count = 1;
+    for (i = 0; i < OPERATIONS; i++) {
+        call.input = in + i;
+        call.output = out + i;
+        call.user = i;
+        DONE(linerate_start(comm, &call, NULL));
+    }
+    while (seen != (1u << OPERATIONS) - 1) {
+        HOLDS(poll(&poller, 1, 20000) == 1);
+        DONE(linerate_queue_wait(queue, ended, 3, SECOND, &count));
+        HOLDS(count >= 1 && count <= 3);
+        for (i = 0; i < count; i++) {
+            DONE(ended[i].status);
+            HOLDS(ended[i].size == sizeof ended[0] && (seen >> ended[i].user & 1) == 0);
+            seen |= UINT64_C(1) << ended[i].user;
+        }
+    }
+    DONE(linerate_queue_running(queue, &running));
+    HOLDS(running == 0);
+    DONE(linerate_queue_free(queue));
+    HANDLE(linerate_queue_fd(queue, &poller.fd));
+}
+
+static void test_fork(linerate_comm comm) {
+    int how = 0;
+    pid_t child = fork();
+    HOLDS(child >= 0);
+    if (child == 0) {
+        FAILS(LINERATE_ERROR_FORKED, linerate_barrier(comm));
+        FAILS(LINERATE_ERROR_FORKED, linerate_failure(comm));
+        DONE(linerate_destroy(comm));
+        HANDLE(linerate_barrier(comm));
+        _exit(0);
+    }
+    HOLDS(waitpid(child, &how, 0) == child && how == 0);
+    DONE(linerate_barrier(comm));
+}
+
+static void test_groups(linerate_comm comm, char *folder) {
+    const uint32_t members[RANKS] = {1, 0}, twice[RANKS] = {1, 1};
+    linerate_exchange exchange = {sizeof(linerate_exchange), put, get, NULL};
+    linerate_comm other = 0;
+    uint32_t number = 9;
+    exchange.user = folder;
+    DONE(linerate_duplicate(comm, &other));
+    DONE(linerate_barrier(other));
+    DONE(linerate_finalize(other));
+    HANDLE(linerate_barrier(other));
+    DONE(linerate_split(comm, rank == 0 ? 7 : LINERATE_NO_COLOR, 0, &other));
+    HOLDS((other != 0) == (rank == 0));
+    DONE(linerate_destroy(other));
+    INVALID(linerate_split(comm, -2, 0, &other));
+    DONE(linerate_sibling(comm, members, RANKS, "pair", &exchange, &other));
+    DONE(linerate_rank(other, &number));
+    HOLDS(number == 1 - rank);
+    DONE(linerate_finalize(other));
+    INVALID(linerate_sibling(comm, twice, RANKS, "twins", &exchange, &other));
+    INVALID(linerate_sibling(comm, NULL, RANKS, "none", &exchange, &other));
+}
+
+static void test_exchange(linerate_config config, char *folder) {
+    linerate_exchange exchange = {sizeof(linerate_exchange), put, get, NULL};
+    linerate_comm comm = 0;
+    exchange.user = folder;
+    DONE(linerate_init_by_exchange(rank, RANKS, "world", &exchange, config, &comm));
+    DONE(linerate_barrier(comm));
+    DONE(linerate_finalize(comm));
+    exchange.get = NULL;
+    INVALID(linerate_init_by_exchange(rank, RANKS, "no get", &exchange, config, &comm));
+    exchange.put = accept;
+    exchange.get = refuse;
+    if (rank == 1) {
+        FAILS(LINERATE_ERROR_BOOTSTRAP,
+              linerate_init_by_exchange(1, RANKS, "fails", &exchange, config, &comm));
+        HOLDS(says("-7"));
+        exchange.get = lie;
+        FAILS(LINERATE_ERROR_BOOTSTRAP,
+              linerate_init_by_exchange(1, RANKS, "lies", &exchange, config, &comm));
+    }
+}
+
+/* The end of a communicator: an abort, with its first cause, and what lives on. */
+static void test_abort(linerate_comm comm, int32_t *data) {
+    uint32_t ranks[4] = {9, 9, 9, 9};
+    uint64_t count = 0;
+    int32_t status;
+    if (rank == 1) {
+        DONE(linerate_abort(comm, "the loss is not a number"));
+    }
+    status = linerate_all_reduce(data, data, 4, LINERATE_I32, LINERATE_SUM, comm);
+    HOLDS(status == LINERATE_ERROR_ABORTED || status == LINERATE_ERROR_COMMUNICATOR_FAILED);
+    HOLDS(linerate_last_error_cause() == LINERATE_ERROR_ABORTED && says("not a number"));
+    DONE(linerate_last_error_ranks(ranks, 4, &count));
+    HOLDS(count == 1 && ranks[0] == 1 && ranks[1] == 9);
+    FAILS(LINERATE_ERROR_ABORTED, linerate_failure(comm));
+}
+
+int main(int arguments, char **argument) {
+    linerate_config config = 0;
+    linerate_comm comm = 0, again = 0;
+    linerate_memory memory = 0;
+    uint64_t bytes = 0;
+    uint32_t number = 9;
+    int32_t *in = malloc(RANKS * COUNT * sizeof *in), *out;
+    void *address = NULL;
+    if (arguments != 4 || in == NULL) {
+        return 2;
+    }
+    rank = (uint32_t)atoi(argument[3]);
+    test_texts();
+    test_settings();
+    test_zero();
+    rank = (uint32_t)atoi(argument[3]);
+
+    DONE(linerate_config_create(&config));
+    DONE(linerate_config_set(config, "LINERATE_TIMEOUT", "20"));
+    INVALID(linerate_init_by_name(rank, RANKS, NULL, config, &comm));
+    FAILS(LINERATE_ERROR_BOOTSTRAP, linerate_init_by_name(RANKS, RANKS, "job", config, &comm));
+    DONE(linerate_init_by_name(rank, RANKS, argument[1], config, &comm));
+    DONE(linerate_rank(comm, &number));
+    HOLDS(number == rank);
+    DONE(linerate_ranks(comm, &number));
+    HOLDS(number == RANKS);
+    INVALID(linerate_ranks(comm, NULL));
+    DONE(linerate_transport(comm, text, sizeof text, &bytes));
+    HOLDS(strlen(text) + 1 == bytes);
+    DONE(linerate_set_timeout(comm, 20 * SECOND));
+    INVALID(linerate_set_timeout(comm, 0));
+
+    bytes = RANKS * COUNT * sizeof *in;
+    INVALID(linerate_alloc(comm, bytes, NULL, &address));
+    INVALID(linerate_alloc(comm, bytes, &memory, NULL));
+    INVALID(linerate_alloc(comm, UINT64_MAX, &memory, &address));
+    DONE(linerate_alloc(comm, bytes, &memory, &address));
+    out = address;
+    HOLDS(out[COUNT] == 0);
+    DONE(linerate_memory_bytes(memory, &bytes));
+    HOLDS(bytes == RANKS * COUNT * sizeof *in);
+    HANDLE(linerate_memory_bytes(comm, &bytes));
+
+    test_collectives(comm, in, out);
+    test_bad_calls(comm, in, out);
+    test_started(comm, in, out);
+    test_queue(comm, in, out);
+    test_fork(comm);
+    test_groups(comm, argument[2]);
+    DONE(linerate_failure(comm));
+    /* Its barrier is one for the abort, too, of which nothing on `comm` may hear too early. */
+    test_exchange(config, argument[2]);
+    DONE(linerate_config_free(config));
+    test_abort(comm, in);
+    DONE(linerate_rebuild(comm, &again));
+    DONE(linerate_memory_free(memory));
+    HANDLE(linerate_memory_free(memory));
+    DONE(linerate_finalize(again));
+    DONE(linerate_destroy(comm));
+    HANDLE(linerate_destroy(comm));
+    free(in);
+    printf("rank %u has called everything\n", (unsigned)rank);
+    return 0;
+}

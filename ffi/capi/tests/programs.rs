@@ -1,0 +1,191 @@
+//! C programs against the libraries: one calls every function, the examples take what
+//! `tools/install-c` installs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
+const RANKS: usize = 2;
+
+/// Where cargo puts the libraries of this crate for its tests.
+fn libraries() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    own.parent().unwrap().to_path_buf()
+}
+
+/// A folder of a test, gone with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("linerate-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    /// Compiles the program that calls every function.
+    fn compile_calls(&self) -> PathBuf {
+        let program = self.0.join("calls");
+        let library = self.0.join("liblinerate_c.so.0");
+        std::os::unix::fs::symlink(libraries().join("liblinerate_c.so"), &library).unwrap();
+        let output = Command::new("cc")
+            .args([
+                "-std=c99",
+                "-g",
+                "-Wall",
+                "-Wextra",
+                "-Wpedantic",
+                "-Werror",
+                "-I",
+            ])
+            .arg(Path::new(FOLDER).join("include"))
+            .arg(Path::new(FOLDER).join("tests/calls.c"))
+            .arg(&library)
+            .arg(format!("-Wl,-rpath,{}", self.0.display()))
+            .arg("-o")
+            .arg(&program)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        program
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs a program on all ranks and returns what each has printed.
+fn run(mut command: impl FnMut(usize) -> Command) -> Vec<String> {
+    let start = |rank| {
+        let mut command = command(rank);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks: Vec<Child> = (0..RANKS).map(start).collect();
+    let ended: Vec<Output> = (ranks.into_iter())
+        .map(|rank| rank.wait_with_output().unwrap())
+        .collect();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let errors: String = ended.iter().map(|ended| text(&ended.stderr)).collect();
+    for (rank, ended) in ended.iter().enumerate() {
+        let status = ended.status;
+        assert!(
+            status.success(),
+            "rank {rank} ended with {status}:\n{errors}"
+        );
+    }
+    ended.iter().map(|ended| text(&ended.stdout)).collect()
+}
+
+#[test]
+fn a_program_calls_every_function_also_with_bad_input() {
+    let folder = Folder::new("calls");
+    let program = folder.compile_calls();
+    let values = folder.0.join("values");
+    std::fs::create_dir(&values).unwrap();
+    let job = format!("calls-{}", std::process::id());
+    let texts = run(|rank| {
+        let mut command = Command::new(&program);
+        command.arg(&job).arg(&values).arg(rank.to_string());
+        command
+    });
+    for (rank, text) in texts.iter().enumerate() {
+        assert_eq!(*text, format!("rank {rank} has called everything\n"));
+    }
+    let source = std::fs::read_to_string(Path::new(FOLDER).join("tests/calls.c")).unwrap();
+    let header = std::fs::read_to_string(Path::new(FOLDER).join("include/linerate.h")).unwrap();
+    let calls = header
+        .lines()
+        .filter(|line| !line.starts_with([' ', '/', '#']));
+    let names = calls.filter_map(|line| line.split_once('(').map(|(head, _)| head));
+    let names: Vec<&str> = names
+        .filter_map(|head| head.split([' ', '*']).next_back())
+        .collect();
+    assert!(names.len() > 40, "{names:?}");
+    for name in names {
+        // The example calls it.
+        let is_called = source.contains(&format!("{name}(")) || name == "linerate_init";
+        assert!(is_called, "tests/calls.c does not call {name}");
+    }
+}
+
+/// The words of a line of linerate.pc, as pkg-config gives them.
+fn words_of(package: &str, line: &str) -> Vec<String> {
+    let value = |name: &str| {
+        let found = package.lines().find_map(|line| line.strip_prefix(name));
+        found.unwrap_or_else(|| panic!("linerate.pc has no {name}: {package}"))
+    };
+    let prefix = value("prefix=");
+    let words = value(line).replace("${libdir}", &value("libdir=").replace("${prefix}", prefix));
+    let words = words.replace(
+        "${includedir}",
+        &value("includedir=").replace("${prefix}", prefix),
+    );
+    words.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_examples_are_built_against_what_is_installed_and_run() {
+    let folder = Folder::new("installed");
+    let prefix = folder.0.join("prefix");
+    let output = Command::new(Path::new(FOLDER).join("../../tools/install-c"))
+        .arg("--prefix")
+        .arg(&prefix)
+        .arg("--from")
+        .arg(libraries())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let package = std::fs::read_to_string(prefix.join("lib/pkgconfig/linerate.pc")).unwrap();
+    let archive = prefix.join("lib/liblinerate_c.a");
+
+    let shared = words_of(&package, "Libs: ");
+    let mut archived = vec![archive.display().to_string()];
+    archived.extend(words_of(&package, "Libs.private: "));
+    let flags = words_of(&package, "Cflags: ");
+    // Each prints what two ranks make of it.
+    for (source, libraries, result) in [
+        ("allreduce", &shared, 1),
+        ("allreduce", &archived, 1),
+        ("overlap", &shared, 2),
+    ] {
+        let program = folder.0.join(source);
+        let output = Command::new("cc")
+            .args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+            .args(&flags)
+            .arg(Path::new(FOLDER).join(format!("examples/{source}.c")))
+            .args(libraries)
+            .arg("-o")
+            .arg(&program)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{source}: {output:?}");
+        let job = format!("{source}-{}", std::process::id());
+        let texts = run(|rank| {
+            let mut command = Command::new(&program);
+            command
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", RANKS.to_string())
+                .env("LINERATE_JOB", &job);
+            command
+        });
+        for (rank, text) in texts.iter().enumerate() {
+            assert_eq!(*text, format!("rank {rank} of 2: {result}\n"));
+        }
+    }
+
+    let output = Command::new("nm")
+        .args(["-g", "--defined-only"])
+        .arg(&archive)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let names = text.lines().filter_map(|line| line.rsplit_once(' '));
+    let names: Vec<&str> = names.map(|(_, name)| name).collect();
+    let is_ours = |name: &&str| name.starts_with("linerate_");
+    assert!(names.len() > 40 && names.iter().all(is_ours), "{names:?}");
+}
