@@ -372,7 +372,7 @@ typedef uint64_t linerate_queue;
  * | ALL_REDUCE | count | count |
  * | REDUCE_SCATTER | p * count | count |
  * | ALL_GATHER | count | p * count |
- * | ALL_GATHER_V | receive_counts[rank] | sum of receive_counts |
+ * | ALL_GATHER_V | the entry of receive_counts for this rank | sum of receive_counts |
  * | BROADCAST | count at the root | count |
  * | REDUCE | count | count at the root |
  * | GATHER | count | p * count at the root |
