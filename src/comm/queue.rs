@@ -15,7 +15,8 @@ use std::time::Duration;
 /// each completion goes to one of them.
 ///
 /// [`Operation::notify`](crate::Operation::notify) puts an operation into a queue,
-/// [`Fusion::notify`](crate::Fusion::notify) a step of a fusion buffer, and
+/// [`Fusion::notify`](crate::Fusion::notify) a step of a fusion buffer,
+/// [`SparseAllreduce::notify`](crate::SparseAllreduce::notify) a step of a sparse allreduce, and
 /// [`PartialAllreduce::notify`](crate::PartialAllreduce::notify) a result. Each gives one
 /// [`Completion`], whether it succeeds or fails; nothing is lost and nothing comes twice. A thread
 /// that waits drives the operations by itself, as [`Operation::wait`](crate::Operation::wait) does.

@@ -101,6 +101,7 @@ impl Driver {
     }
 
     /// Begins a round and gives it its memory: the caller's buffers, a window slot, scratch memory.
+    #[inline]
     pub fn begin(&mut self, round: &mut Round, of: RoundOf, call: &RoundCall<'_>) -> Result<()> {
         let mut is_new = round.begin(of, call, (self.links.ranks, self.chunk_bytes));
         round.memory.scratch = None;

@@ -58,11 +58,16 @@ impl Memory {
 
     /// Gives every buffer its memory: the caller's views, the window slot, scratch memory. It does
     /// nothing if all of that is as it was. `is_new`: the call or its window is another one.
+    #[inline]
     pub fn equip(&mut self, program: &Program, call: CallViews<'_>, window: View, is_new: bool) {
         let scratch = self.scratch.map_or(View::empty(), |lent| lent.view);
-        if !is_new && scratch == self.scratch_at {
-            return;
+        if is_new || scratch != self.scratch_at {
+            self.equip_anew(program, call, window, scratch);
         }
+    }
+
+    #[inline(never)]
+    fn equip_anew(&mut self, program: &Program, call: CallViews<'_>, window: View, scratch: View) {
         self.scratch_at = scratch;
         self.place_buffers(program, call, window, scratch);
         self.views.clear();

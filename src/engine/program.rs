@@ -153,31 +153,53 @@ impl Program {
 
     /// Takes up `count` elements of a call, from `offset` on. Returns false if that is what the
     /// program did last, on the same memory of the caller.
+    #[inline]
     pub fn take_up(
         &mut self,
         progress: &mut Progress,
         call: &RoundCall<'_>,
-        (count, offset): (u64, u64),
-        (ranks, chunk_bytes): (u32, usize),
+        part: (u64, u64),
+        sizes: (u32, usize),
     ) -> bool {
-        let (prepared, arguments, slots) = (call.prepared, call.arguments, call.slots);
+        let (count, offset) = part;
         let segment = Segment {
-            part_elements: arguments.count,
+            part_elements: call.arguments.count,
             offset,
         };
         // Empty slices are not compared: on nothing, the C library's vector code takes 70 ns.
-        let has_same_slots = match slots {
+        let has_same_slots = match call.slots {
             [] => self.slots.is_empty(),
-            _ => self.slots == slots,
+            slots => self.slots == slots,
         };
-        let is_known = Arc::ptr_eq(&self.prepared, prepared) && has_same_slots;
-        let known = self.arguments.as_ref().filter(|_| is_known);
+        let is_known = Arc::ptr_eq(&self.prepared, call.prepared) && has_same_slots;
         let is_same_part = (self.count, self.segment) == (count, segment);
-        if is_same_part && known == Some(arguments) {
+        if is_known && is_same_part && self.arguments.as_ref() == Some(call.arguments) {
             return false;
         }
-        let has_same_spans =
-            known.is_some() && (self.count, self.dtype) == (count, arguments.dtype);
+        self.take_up_other(
+            progress,
+            call,
+            (count, segment),
+            (is_known, is_same_part),
+            sizes,
+        );
+        true
+    }
+
+    /// As [`Program::take_up`], where something differs: `is_known` and `is_same_part` say what
+    /// does not.
+    #[inline(never)]
+    fn take_up_other(
+        &mut self,
+        progress: &mut Progress,
+        call: &RoundCall<'_>,
+        (count, segment): (u64, Segment),
+        (is_known, is_same_part): (bool, bool),
+        (ranks, chunk_bytes): (u32, usize),
+    ) {
+        let (prepared, arguments, slots) = (call.prepared, call.arguments, call.slots);
+        let is_known = is_known && self.arguments.is_some();
+        let has_same_spans = is_known && (self.count, self.dtype) == (count, arguments.dtype);
         let has_same_steps = has_same_spans && is_same_part && self.op == arguments.op;
         self.prepared = prepared.clone();
         self.arguments = Some(*arguments);
@@ -198,7 +220,6 @@ impl Program {
         if !has_same_steps {
             self.resolve(progress, ranks);
         }
-        true
     }
 
     /// The run-time numbers for ranges.

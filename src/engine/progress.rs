@@ -41,8 +41,6 @@ impl Progress {
     /// resolves its ranges.
     pub fn take_up(&mut self, prepared: &Prepared, count: &Count<'_>, per_chunk: u64) {
         let steps = prepared.steps.len();
-        self.states.clear();
-        self.states.reserve(steps);
         self.ready.reserve(steps);
         self.completing.reserve(steps);
         self.resolve(prepared, count);
@@ -59,6 +57,7 @@ impl Progress {
             false => &prepared.piecewise,
         };
         self.armed_states.clone_from(&start.states);
+        self.states.clone_from(&start.states);
         for (run, step) in self.armed.iter_mut().zip(&prepared.steps) {
             run.len = match step.span {
                 NONE => 0,
@@ -85,15 +84,24 @@ impl Progress {
 
     /// Arms the schedule: every step may run once, and those that nothing holds back are ready.
     /// `counts`: some step counts its elements or peers.
+    #[inline]
     pub fn arm(&mut self, prepared: &Prepared, counts: bool) {
         if counts {
-            self.runs.clone_from(&self.armed);
+            let armed = self.armed.iter();
+            self.runs
+                .iter_mut()
+                .zip(armed)
+                .for_each(|(run, armed)| *run = *armed);
         }
         let start = match self.is_whole {
             true => &prepared.whole,
             false => &prepared.piecewise,
         };
-        self.states.clone_from(&self.armed_states);
+        let armed = self.armed_states.iter();
+        self.states
+            .iter_mut()
+            .zip(armed)
+            .for_each(|(state, armed)| *state = *armed);
         self.ready.begin(&start.ready);
         self.incomplete = self.states.len() as u32;
     }

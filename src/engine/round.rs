@@ -88,6 +88,7 @@ impl Round {
 
     /// Takes up a part of a call. Returns true if that is not what it has run last, or if it is on
     /// other memory of the caller.
+    #[inline]
     pub fn begin(
         &mut self,
         of: RoundOf,

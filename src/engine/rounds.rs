@@ -106,6 +106,7 @@ impl Engine {
     }
 
     /// Takes back the scratch memory of a round that has ended, and keeps the round as a spare one.
+    #[inline]
     pub(super) fn put_away(&mut self, mut round: Box<Round>) {
         if let Some(lent) = round.memory.scratch.take() {
             self.driver.pool.give(lent);

@@ -1,12 +1,13 @@
 //! Completion queues: every end comes once, from every communicator of a family, however it is
 //! driven.
 
-use super::{on_ranks, on_ranks_with};
+use super::{on_ranks, on_ranks_over, on_ranks_with};
 use crate::prng::Prng;
+use linerate::options::{Algorithm, Amount};
 use linerate::reports::Completion;
 use linerate::{
     Buffer, Communicator, CompletionQueue, Config, DataType, Error, Fusion, FusionOptions,
-    PartialAllreduce, PartialOptions, ReduceOp, TensorSpec,
+    PartialAllreduce, PartialOptions, ReduceOp, SparseAllreduce, SparseOptions, TensorSpec,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
@@ -105,6 +106,15 @@ fn every_operation_of_every_communicator_ends_in_the_queue_once() {
     for (ranks, has_thread) in [(2, false), (3, false), (2, true), (3, true)] {
         on_ranks_with(ranks, has_thread, |world| random_sums(&world, seed, 12_000));
     }
+}
+
+#[test]
+fn a_million_operations_end_in_one_queue_once_each() {
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    on_ranks_over("shm", 2, false, &|world| {
+        random_sums(&world, seed, 1_000_000);
+    });
 }
 
 #[test]
@@ -392,6 +402,112 @@ fn a_fusion_buffer_that_ends_or_fails_is_a_completion_with_an_error() {
         drop(fusion);
         let dropped = take(&queue, 1).remove(0);
         assert_eq!((dropped.user, dropped.result.is_err()), (3, true));
+        world.barrier().unwrap();
+    });
+}
+
+/// A sparse allreduce of 1000 elements, of which a step selects ten, and memory for its gradient.
+fn sparse(world: &Communicator, algorithm: Algorithm) -> (SparseAllreduce, Buffer<f32>) {
+    let tensor = TensorSpec {
+        name: "a".into(),
+        count: 1000,
+        dtype: DataType::F32,
+    };
+    let options = SparseOptions {
+        algorithm,
+        amount: Amount::Count(10),
+        ..SparseOptions::default()
+    };
+    let sparse = SparseAllreduce::new(world, vec![tensor], options).unwrap();
+    (sparse, world.alloc(1000).unwrap())
+}
+
+#[test]
+fn steps_of_sparse_allreduces_go_on_while_a_thread_waits_for_their_queue() {
+    for has_thread in [false, true] {
+        on_ranks_with(3, has_thread, |world| {
+            let queue = world.completion_queue().unwrap();
+            let apart = world.duplicate().unwrap();
+            let algorithms = [Algorithm::OkTopk, Algorithm::TopkA, Algorithm::Dense];
+            let all = algorithms.into_iter().enumerate();
+            let mut all: Vec<_> = all
+                .map(|(number, algorithm)| {
+                    // Those of one communicator would have to run one after the other.
+                    let comm = match number {
+                        0 => world.clone(),
+                        1 => apart.clone(),
+                        _ => world.duplicate().unwrap(),
+                    };
+                    sparse(&comm, algorithm)
+                })
+                .collect();
+            for step in 0..20u64 {
+                for (number, (sparse, gradient)) in (0..).zip(&mut all) {
+                    let at = 7 * step as usize;
+                    gradient.as_mut_slice().unwrap().fill(0.0);
+                    gradient.write(at, &[world.rank() as f32 + 1.0]).unwrap();
+                    sparse.start(std::slice::from_ref(gradient)).unwrap();
+                    sparse.notify(&queue, number).unwrap();
+                    let twice = sparse.notify(&queue, number).unwrap_err();
+                    assert!(matches!(twice, Error::InvalidArgument(_)), "{twice}");
+                }
+                let mut ended: Vec<u64> = (take(&queue, 3).into_iter())
+                    .map(|end| end.result.map(|()| end.user).unwrap())
+                    .collect();
+                ended.sort_unstable();
+                assert_eq!(ended, [0, 1, 2]);
+                for (sparse, gradient) in &mut all {
+                    let started = sparse.start(std::slice::from_ref(gradient));
+                    assert!(started.is_err(), "the result is to be taken first");
+                    let result = sparse.test().unwrap().expect("it has ended");
+                    let sum = world.alloc::<f32>(1000).unwrap();
+                    result.add_to(&[sum.clone()], 1.0).unwrap();
+                    assert_eq!(sum.as_slice().unwrap()[7 * step as usize], 6.0);
+                    assert!(sparse.test().is_err(), "no step is under way");
+                    assert!(sparse.notify(&queue, 9).is_err(), "no step is under way");
+                }
+            }
+            assert_eq!(queue.running_count(), 0);
+            world.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_sparse_step_that_ends_by_poll_alone_a_failure_or_a_drop_is_a_completion() {
+    on_ranks_with(2, true, |world| {
+        let queue = world.completion_queue().unwrap();
+        // A step that is dropped leaves the others of its communicator without an order.
+        let apart = world.duplicate().unwrap();
+        let (mut good, gradient) = sparse(&apart, Algorithm::OkTopk);
+        let one = std::slice::from_ref(&gradient);
+        good.start(one).unwrap();
+        good.notify(&queue, 1).unwrap();
+        assert!(is_readable(&queue, LONG), "the thread has moved the step");
+        assert_eq!(take(&queue, 1)[0].user, 1);
+        assert!(good.test().unwrap().is_some());
+
+        good.start(one).unwrap();
+        good.notify(&queue, 2).unwrap();
+        drop(good);
+        // It may have ended before it was dropped.
+        assert_eq!(take(&queue, 1)[0].user, 2);
+        world.barrier().unwrap();
+    });
+    on_ranks_with(2, false, |world| {
+        let queue = world.completion_queue().unwrap();
+        let (mut failing, gradient) = sparse(&world, Algorithm::OkTopk);
+        if world.rank() == 1 {
+            // Not a number: the step fails on both ranks.
+            gradient.write(3, &[f32::NAN]).unwrap();
+        }
+        failing.start(std::slice::from_ref(&gradient)).unwrap();
+        failing.notify(&queue, 3).unwrap();
+        let failed = take(&queue, 1).remove(0);
+        assert!(matches!(failed.result, Err(Error::NotFinite { .. })));
+        assert_eq!(failed.user, 3);
+        let same = failing.test().unwrap_err();
+        assert!(matches!(same, Error::NotFinite { .. }), "{same}");
         world.barrier().unwrap();
     });
 }

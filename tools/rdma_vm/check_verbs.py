@@ -140,6 +140,13 @@ class OneHost(unittest.TestCase):
         script = f"for n in 2 3 4; do for c in {COLLECTIVES}; do {bench} >/tmp/out 2>&1 || {{ echo $c $n; cat /tmp/out; exit 1; }}; done; done"
         self.check(script)
 
+    def test_every_type_with_every_operator_that_it_has(self):
+        # The bench compares with sums of its own. 64 elements of the largest type are a message of their own.
+        bench = f"{BUILT['linerate']} bench $c --transport verbs --ranks 2 -b 1K -e 1K -n 1 -w 0 --no-rotate --datatype all"
+        out = self.check(f"c=allreduce; {bench} --op all && for c in alltoall reduce-scatter; do {bench} || exit 1; done")
+        for name in "bool i16 u16 f8e4m3 f8e5m2 c64 c128 bitor bitxor".split():
+            self.assertIn(f" {name} ", out)
+
     def test_every_sparse_algorithm_applies_and_keeps_what_was_given(self):
         # The bench fails where a coordinate has lost or doubled anything, or ranks differ.
         bench = f"{BUILT['linerate']} bench sparse-allreduce --transport verbs --algo all --count 30000 -n 2 -w 1 --timeout 200"

@@ -316,6 +316,10 @@ fn of_sparse(held: &mut Held) -> Vec<Case> {
             is_refused(sparse.test()) && is_refused(started.test()),
         ),
         (
+            "SparseAllreduce::notify",
+            is_refused(started.notify(&held.queue, 1)),
+        ),
+        (
             "SparseAllreduce::flush_residual",
             is_refused(sparse.flush_residual()),
         ),

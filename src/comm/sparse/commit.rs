@@ -2,7 +2,7 @@
 //! all units have an outcome, so a step changes either all units or none.
 
 use super::result::SparseResult;
-use super::state::{Outcome, Pending, SparseAllreduce};
+use super::state::{Outcome, Pending, Steps};
 use crate::comm::buffer::Buffer;
 use crate::kernel::{self, reduce};
 use crate::memory::View;
@@ -38,7 +38,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-impl SparseAllreduce {
+impl Steps {
     pub(super) fn commit(&mut self, mut pending: Pending) -> SparseResult {
         let clock = self.comm.inner.clock.clone();
         let begun = clock.now();

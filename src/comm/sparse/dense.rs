@@ -3,7 +3,7 @@
 //!
 //! [`Algorithm::Dense`]: crate::sparse::Algorithm::Dense
 
-use super::state::{Outcome, Pending, SparseAllreduce, Task};
+use super::state::{Outcome, Pending, Steps, Task};
 use crate::comm::call::Call;
 use crate::error::Result;
 use crate::kernel::select::{Picks, Source, collect};
@@ -26,7 +26,7 @@ fn wild_of(view: View) -> u64 {
     .not_finite
 }
 
-impl SparseAllreduce {
+impl Steps {
     /// Where a unit lies in the dense buffer, in bytes.
     pub(super) fn place_of(&self, unit: usize) -> Range<usize> {
         let tensors = &self.units[unit].tensors;
@@ -37,7 +37,7 @@ impl SparseAllreduce {
     /// many of them are not finite.
     pub(super) fn begin_dense(&mut self, pending: &mut Pending) -> Result<()> {
         if self.dense.is_none() {
-            let bytes = 4 * self.starts[self.tensors.len()] as usize;
+            let bytes = 4 * self.starts[self.starts.len() - 1] as usize;
             self.dense = Some(self.comm.alloc_raw(bytes)?);
         }
         let begun = self.comm.inner.clock.now();

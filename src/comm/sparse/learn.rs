@@ -5,12 +5,12 @@
 //! the steps, at the beginning of the next step, the ranks tell each other their times. In virtual
 //! time nothing is learned, because a rank's own work takes no time there.
 
-use super::state::{Pending, SparseAllreduce, Task, Unit, Untold};
+use super::state::{Pending, Steps, Task, Unit, Untold};
 use crate::error::Result;
 use crate::sparse::{Algorithm, Arrived, Request, StepModel};
 use std::time::Duration;
 
-impl SparseAllreduce {
+impl Steps {
     /// Whether measured times enter the choice of the algorithm.
     fn is_learning(&self) -> bool {
         self.options.algorithm == Algorithm::Auto && !self.comm.inner.clock.is_virtual()

@@ -6,11 +6,15 @@
 //! tests it until it ends ([`SparseAllreduce::start`], [`SparseAllreduce::test`]). Simulated ranks
 //! need the second way.
 //!
+//! The steps themselves are [`Steps`]. A step that a queue is told of
+//! is also moved by the threads that wait (`following.rs`).
+//!
 //! Read first: `state.rs`, then `step.rs`.
 
 mod carrier;
 mod commit;
 mod dense;
+mod following;
 mod learn;
 mod residuals;
 mod result;
@@ -18,10 +22,10 @@ mod state;
 mod step;
 
 pub use result::{SparseResult, StepTimes};
-pub use state::SparseAllreduce;
 
 use super::Communicator;
 use super::buffer::Buffer;
+use super::queue::CompletionQueue;
 use crate::cost::Work;
 use crate::error::{Error, Result};
 use crate::fusion::{TensorSet, TensorSpec};
@@ -33,10 +37,47 @@ use crate::sparse::{
 };
 use crate::types::DataType;
 use carrier::Carrier;
+use following::Following;
 use residuals::{Origin, Residuals};
 use result::check_lengths;
-use state::Unit;
+use state::{Steps, Unit};
 use std::ops::Range;
+use std::sync::Arc;
+
+/// A sparse allreduce of the same tensors in every step, with their residuals.
+///
+/// Every step is a collective: all ranks of the communicator run it, in the same order as their
+/// other collectives. k is the number of selected entries of all tensors together, or of each
+/// tensor ([`SparseOptions::per_tensor`]).
+///
+/// What a step does not deliver stays in the residuals, so nothing of a gradient is lost except for
+/// the rounding of `f32` additions.
+///
+/// In a forked child every step returns an error. The child has its own copy of the residuals, and
+/// may save them.
+///
+/// ```
+/// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
+/// use linerate::options::Amount;
+/// let comm = Communicator::join(0, 1, "a sparse job", Config::default())?;
+/// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
+/// let options = SparseOptions { amount: Amount::Count(1), ..SparseOptions::default() };
+/// let mut sparse = SparseAllreduce::new(&comm, vec![tensor], options)?;
+/// let (gradient, weights) = (comm.alloc::<f32>(4)?, comm.alloc::<f32>(4)?);
+/// gradient.write(0, &[1.0, -3.0, 2.0, 0.0])?;
+/// let result = sparse.run(&[gradient])?;
+/// result.add_to(&[weights.clone()], -0.5)?;
+/// assert_eq!(*weights.as_slice()?, [0.0, 1.5, 0.0, 0.0]);
+/// assert_eq!(*sparse.residual("weights").unwrap().as_slice()?, [1.0, 0.0, 2.0, 0.0]);
+/// # Ok::<(), linerate::Error>(())
+/// ```
+pub struct SparseAllreduce {
+    comm: Communicator,
+    tensors: Vec<TensorSpec>,
+    k: u64,
+    residuals: Arc<Residuals>,
+    following: Following,
+}
 
 impl SparseAllreduce {
     /// Makes a sparse allreduce for these tensors, all of f32, with unique names. The residuals
@@ -86,19 +127,30 @@ impl SparseAllreduce {
             untold: None,
         };
         let spare = Spare::default();
-        Ok(SparseAllreduce {
+        let units: Vec<Unit> = ranges.into_iter().map(unit).collect();
+        let residuals = Arc::new(Residuals::new(&tensors)?);
+        let k = units.iter().map(|unit| unit.k).sum();
+        let steps = Steps {
             carrier: Carrier::new(comm, &spare)?,
             spare,
-            residuals: Residuals::new(&tensors)?,
-            units: ranges.into_iter().map(unit).collect(),
+            residuals: residuals.clone(),
+            units,
             prices: prices(comm)?,
             comm: comm.clone(),
-            tensors,
             starts,
             options,
             steps: 0,
             dense: None,
             pending: ProcessOwned::new(comm.inner.driving.process(), None),
+            ended: None,
+            turns: 0,
+        };
+        Ok(SparseAllreduce {
+            comm: comm.clone(),
+            tensors,
+            k,
+            residuals,
+            following: Following::new(steps)?,
         })
     }
 
@@ -115,8 +167,7 @@ impl SparseAllreduce {
         self.comm
             .check_can_wait("a sparse allreduce that runs at once")?;
         self.start(gradients)?;
-        self.go_on(true)?
-            .ok_or_else(|| Error::internal("a sparse step that was waited for has not ended"))
+        self.wait()
     }
 
     /// Starts a step, which [`SparseAllreduce::test`] then moves. The step borrows the gradients
@@ -126,15 +177,49 @@ impl SparseAllreduce {
     /// several operations, which the ranks start at different times, and all ranks have to start
     /// their operations in the same order. Run other operations on a [`Communicator::duplicate`].
     pub fn start(&mut self, gradients: &[Buffer<f32>]) -> Result<()> {
-        check_lengths("gradient", gradients, &self.starts)?;
-        self.begin(Some(gradients))
+        self.here(|steps| {
+            check_lengths("gradient", gradients, &steps.starts)?;
+            steps.begin(Some(gradients))
+        })
     }
 
     /// Makes progress with the step under way, without waiting. Returns the result when the step
     /// has ended, and `None` until then. Errors: as [`SparseAllreduce::run`], and
     /// [`Error::InvalidArgument`] if no step was started.
     pub fn test(&mut self) -> Result<Option<SparseResult>> {
-        self.go_on(false)
+        let result = self.here(Steps::test);
+        if !matches!(result, Ok(None)) {
+            self.following.leave();
+        }
+        result
+    }
+
+    /// Has a queue told, once, when the step under way has ended or failed: it then has a
+    /// completion with the number `user`, and [`SparseAllreduce::test`] returns the result. A
+    /// thread that waits for the queue moves the step, and so does the progress thread where there
+    /// is one. The queue is of a communicator of the same family.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
+    /// use std::time::Duration;
+    /// let comm = Communicator::join(0, 1, "sparse steps in a queue", Config::default())?;
+    /// let queue = comm.completion_queue()?;
+    /// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
+    /// let mut sparse = SparseAllreduce::new(&comm, vec![tensor], SparseOptions::default())?;
+    /// sparse.start(&[comm.alloc::<f32>(4)?])?;
+    /// sparse.notify(&queue, 7)?;
+    /// let ended = queue.wait(Duration::from_secs(1))?;
+    /// assert_eq!(ended[0].user, 7);
+    /// assert!(sparse.test()?.is_some());
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: no step is under way, it is in a queue already, or the queue is
+    /// of another family; [`Error::Forked`].
+    pub fn notify(&mut self, queue: &CompletionQueue, user: u64) -> Result<()> {
+        self.comm.driving()?;
+        self.following.notify(queue, user)
     }
 
     /// Runs one dense step with the residuals alone; they are zero afterwards. Collective. Call it
@@ -142,9 +227,19 @@ impl SparseAllreduce {
     /// [`SparseAllreduce::run`].
     pub fn flush_residual(&mut self) -> Result<SparseResult> {
         self.comm.check_can_wait("flushing residuals")?;
-        self.begin(None)?;
-        self.go_on(true)?
-            .ok_or_else(|| Error::internal("a sparse step that was waited for has not ended"))
+        self.here(|steps| steps.begin(None))?;
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Result<SparseResult> {
+        let result = self.here(|steps| steps.go_on(true))?;
+        result.ok_or_else(|| Error::internal("a sparse step that was waited for has not ended"))
+    }
+
+    /// Calls `then` with the steps, in the process that has made them.
+    fn here<T>(&self, then: impl FnOnce(&mut Steps) -> Result<T>) -> Result<T> {
+        self.comm.driving()?;
+        self.following.with(then)?
     }
 
     /// The residual of the tensor with this name; `None` if there is no such tensor. The caller may
@@ -175,18 +270,9 @@ impl SparseAllreduce {
     /// # Panics
     /// If there is no such tensor.
     pub fn picks_of(&self, tensor: usize) -> impl Iterator<Item = (u64, f32)> + '_ {
-        let unit = self
-            .units
-            .iter()
-            .find(|unit| unit.tensors.contains(&tensor));
-        let unit = unit.expect("every tensor is of a unit");
-        let first = self.starts[unit.tensors.start];
-        let (start, end) = (self.starts[tensor] - first, self.starts[tensor + 1] - first);
-        let Stream { indices, values } = &unit.memory;
-        let place = |end: u64| indices.partition_point(|index| *index < end);
-        let range = place(start)..place(end);
-        let indices = indices[range.clone()].iter().map(move |i| i - start);
-        indices.zip(values[range].iter().copied())
+        assert!(tensor < self.tensors.len(), "there is no tensor {tensor}");
+        let picks = self.following.with(|steps| steps.picks_of(tensor));
+        picks.unwrap_or_default().into_iter()
     }
 
     /// Sets all residuals of this rank to zero, and forgets its thresholds. All ranks call it
@@ -194,8 +280,7 @@ impl SparseAllreduce {
     pub fn reset(&mut self) -> Result<()> {
         let _kept = self.residuals.keep()?;
         self.residuals.reset();
-        self.forget_thresholds();
-        Ok(())
+        self.following.with(Steps::forget_thresholds)
     }
 
     /// Multiplies all residuals of this rank by `factor`. If a trainer scales its gradients and
@@ -218,8 +303,8 @@ impl SparseAllreduce {
         let _kept = self.residuals.keep()?;
         Ok(self.residuals.save(Origin {
             ranks: self.comm.ranks().into(),
-            steps: self.steps,
-            k: self.k(),
+            steps: self.steps(),
+            k: self.k,
         }))
     }
 
@@ -248,35 +333,26 @@ impl SparseAllreduce {
     /// new in the job calls [`SparseAllreduce::reset`] instead.
     pub fn load_after_resize(&mut self, bytes: &[u8]) -> Result<()> {
         let _kept = self.residuals.keep()?;
-        self.steps = self.residuals.load(bytes, self.k())?.steps;
-        self.forget_thresholds();
-        Ok(())
+        let loaded = self.residuals.load(bytes, self.k)?;
+        self.following.with(|steps| {
+            steps.steps = loaded.steps;
+            steps.forget_thresholds();
+        })
     }
 
     /// k, the number of entries that a step is to select, over all tensors.
     pub fn k(&self) -> u64 {
-        self.units.iter().map(|unit| unit.k).sum()
+        self.k
     }
 
     /// The number of steps so far, without those that were skipped.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.following.with(|steps| steps.steps).unwrap_or_default()
     }
 
     /// The tensors, in the order of the declaration.
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors
-    }
-
-    fn forget_thresholds(&mut self) {
-        for unit in &mut self.units {
-            unit.selection = LocalSelection::default();
-            unit.state = OkTopkState::default();
-            unit.reduced = None;
-            unit.dense_steps = 0;
-            unit.experience = Experience::default();
-            unit.untold = None;
-        }
     }
 }
 

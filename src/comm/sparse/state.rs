@@ -1,55 +1,30 @@
-//! What a [`SparseAllreduce`] holds between steps and during a step. Its methods are in the other
-//! files of this folder.
+//! [`Steps`]: what a sparse allreduce holds between steps and during a step. Its methods are in the
+//! other files of this folder.
 
 use super::carrier::Carrier;
 use super::residuals::Residuals;
 use super::result::SparseResult;
 use crate::comm::raw::RawBuffer;
 use crate::comm::{Communicator, Operation};
-use crate::fusion::TensorSpec;
+use crate::error::Result;
 use crate::memory::{Kept, ProcessOwned};
 use crate::sparse::{
     Algorithm, Arrived, Experience, Finished, LocalPrices, LocalSelection, Machine, OkTopkState,
     Prices, Spare, SparseOptions, Stream,
 };
 use crate::time::Time;
+use crate::wait::QueuePlace;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// A sparse allreduce of the same tensors in every step, with their residuals.
-///
-/// Every step is a collective: all ranks of the communicator run it, in the same order as their
-/// other collectives. k is the number of selected entries of all tensors together, or of each
-/// tensor ([`SparseOptions::per_tensor`]).
-///
-/// What a step does not deliver stays in the residuals, so nothing of a gradient is lost except for
-/// the rounding of `f32` additions.
-///
-/// In a forked child every step returns an error. The child has its own copy of the residuals, and
-/// may save them.
-///
-/// ```
-/// use linerate::{Communicator, Config, DataType, SparseAllreduce, SparseOptions, TensorSpec};
-/// use linerate::options::Amount;
-/// let comm = Communicator::join(0, 1, "a sparse job", Config::default())?;
-/// let tensor = TensorSpec { name: "weights".into(), count: 4, dtype: DataType::F32 };
-/// let options = SparseOptions { amount: Amount::Count(1), ..SparseOptions::default() };
-/// let mut sparse = SparseAllreduce::new(&comm, vec![tensor], options)?;
-/// let (gradient, weights) = (comm.alloc::<f32>(4)?, comm.alloc::<f32>(4)?);
-/// gradient.write(0, &[1.0, -3.0, 2.0, 0.0])?;
-/// let result = sparse.run(&[gradient])?;
-/// result.add_to(&[weights.clone()], -0.5)?;
-/// assert_eq!(*weights.as_slice()?, [0.0, 1.5, 0.0, 0.0]);
-/// assert_eq!(*sparse.residual("weights").unwrap().as_slice()?, [1.0, 0.0, 2.0, 0.0]);
-/// # Ok::<(), linerate::Error>(())
-/// ```
-pub struct SparseAllreduce {
+/// The state of a [`SparseAllreduce`](super::SparseAllreduce) that its steps change.
+pub(super) struct Steps {
     pub(super) comm: Communicator,
-    pub(super) tensors: Vec<TensorSpec>,
     /// The index of each tensor's first coordinate among all coordinates, and last their number.
     pub(super) starts: Vec<u64>,
     pub(super) options: SparseOptions,
-    pub(super) residuals: Residuals,
+    pub(super) residuals: Arc<Residuals>,
     pub(super) units: Vec<Unit>,
     pub(super) steps: u64,
     pub(super) carrier: Carrier,
@@ -60,6 +35,38 @@ pub struct SparseAllreduce {
     pub(super) prices: (Prices, LocalPrices),
     /// The step under way.
     pub(super) pending: ProcessOwned<Option<Pending>>,
+    /// What came out of a step that a queue was told of, until it is taken.
+    pub(super) ended: Option<Result<SparseResult>>,
+    /// How often a step has gone on.
+    pub(super) turns: u64,
+}
+
+impl Steps {
+    /// This rank's picks of a tensor in the last step, with indices relative to the tensor.
+    pub(super) fn picks_of(&self, tensor: usize) -> Vec<(u64, f32)> {
+        let mut units = self.units.iter();
+        let unit = units.find(|unit| unit.tensors.contains(&tensor));
+        let unit = unit.expect("every tensor is of a unit");
+        let first = self.starts[unit.tensors.start];
+        let (start, end) = (self.starts[tensor] - first, self.starts[tensor + 1] - first);
+        let Stream { indices, values } = &unit.memory;
+        let place = |end: u64| indices.partition_point(|index| *index < end);
+        let range = place(start)..place(end);
+        let indices = indices[range.clone()].iter().map(|i| i - start);
+        indices.zip(values[range].iter().copied()).collect()
+    }
+
+    /// Finds thresholds anew from now on.
+    pub(super) fn forget_thresholds(&mut self) {
+        for unit in &mut self.units {
+            unit.selection = LocalSelection::default();
+            unit.state = OkTopkState::default();
+            unit.reduced = None;
+            unit.dense_steps = 0;
+            unit.experience = Experience::default();
+            unit.untold = None;
+        }
+    }
 }
 
 /// Tensors that are selected from and reduced together, as one vector.
@@ -100,6 +107,8 @@ pub(super) struct Pending {
     pub(super) unit: usize,
     pub(super) task: Task,
     pub(super) operation: Option<Operation>,
+    /// The queue that is told of its end.
+    pub(super) place: Option<QueuePlace>,
     pub(super) arrived: Arrived,
     /// The outcomes of the units that have ended.
     pub(super) outcomes: Vec<Outcome>,

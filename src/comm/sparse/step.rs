@@ -2,7 +2,7 @@
 //! have an outcome, `commit.rs` changes the residuals and makes the result.
 
 use super::result::{RecycledEntries, SparseResult, StepTimes};
-use super::state::{Outcome, Pending, SparseAllreduce, Spent, Task};
+use super::state::{Outcome, Pending, Spent, Steps, Task};
 use crate::comm::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::kernel::select::Source;
@@ -14,9 +14,9 @@ use crate::sparse::{
 use crate::time::Time;
 use std::time::Duration;
 
-impl SparseAllreduce {
+impl Steps {
     pub(super) fn begin(&mut self, gradients: Option<&[Buffer<f32>]>) -> Result<()> {
-        if self.pending.get()?.is_some() {
+        if self.pending.get()?.is_some() || self.ended.is_some() {
             return Err(Error::invalid(
                 "a sparse allreduce is under way: test it until it ends before the next is started",
             ));
@@ -37,6 +37,7 @@ impl SparseAllreduce {
             unit: 0,
             task: Task::Begin,
             operation: None,
+            place: None,
             arrived: Arrived::Nothing,
             outcomes: Vec::new(),
             selections: Vec::new(),
@@ -65,21 +66,62 @@ impl SparseAllreduce {
         let Some(mut pending) = self.pending.get_mut()?.take() else {
             return Err(Error::invalid("no sparse allreduce has been started"));
         };
+        let has_ended = self.advance(&mut pending, is_waiting);
+        if let Ok(false) = has_ended {
+            *self.pending.get_mut()? = Some(pending);
+            return Ok(None);
+        }
+        let place = pending.place.take();
+        let result = has_ended.map(|_| {
+            self.steps += u64::from(!pending.result.is_skipped);
+            self.commit(pending)
+        });
+        if let Some(place) = place {
+            place.end(result.as_ref().map(drop).map_err(Clone::clone));
+        }
+        result.map(Some)
+    }
+
+    /// Whether the step has ended.
+    fn advance(&mut self, pending: &mut Pending, is_waiting: bool) -> Result<bool> {
         while pending.unit < self.units.len() {
             if let Some(mut operation) = pending.operation.take() {
                 if is_waiting {
                     operation.wait()?;
                 } else if !operation.test()? {
                     pending.operation = Some(operation);
-                    *self.pending.get_mut()? = Some(pending);
-                    return Ok(None);
+                    return Ok(false);
                 }
                 pending.arrived = self.carrier.take();
             }
-            self.turn(&mut pending)?;
+            self.turns += 1;
+            self.turn(pending)?;
         }
-        self.steps += u64::from(!pending.result.is_skipped);
-        Ok(Some(self.commit(pending)))
+        Ok(true)
+    }
+
+    /// Takes the result, if the step has ended; else moves it without waiting.
+    pub(super) fn test(&mut self) -> Result<Option<SparseResult>> {
+        match self.ended.take() {
+            Some(ended) => ended.map(Some),
+            None => self.go_on(false),
+        }
+    }
+
+    /// Moves a step that a queue is told of; whether anything moved.
+    pub(super) fn go_on_for_queue(&mut self) -> bool {
+        if !self.is_followed() {
+            return false;
+        }
+        let turns = self.turns;
+        self.ended = self.go_on(false).transpose();
+        self.turns != turns || self.ended.is_some()
+    }
+
+    /// Whether a queue is to be told of the step under way.
+    pub(super) fn is_followed(&self) -> bool {
+        let pending = self.pending.get().ok().and_then(Option::as_ref);
+        pending.is_some_and(|pending| pending.place.is_some())
     }
 
     /// Does the next piece of the present unit's task. Afterwards there may be an operation to wait
