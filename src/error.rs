@@ -77,6 +77,16 @@ pub enum Error {
         operation: String,
     },
 
+    /// A receive with a tag was cancelled before it met a message
+    /// ([`crate::Operation::cancel_receive`]). Nothing else has failed.
+    #[error(
+        "the {operation} was cancelled before it met a message; the message goes to the next receive"
+    )]
+    ReceiveCancelled {
+        /// What was cancelled.
+        operation: String,
+    },
+
     /// A rank gave the communicator up ([`crate::Communicator::abort`]).
     #[error("rank {by} aborted the communicator: {reason}; it must be rebuilt")]
     Aborted {

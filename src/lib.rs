@@ -149,7 +149,7 @@ mod wire;
 pub use comm::{
     Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Group, Input, Lend,
     Operation, Output, PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation,
-    SparseAllreduce, SparseResult,
+    SparseAllreduce, SparseResult, Tagged,
 };
 pub use config::{Config, Progress};
 pub use error::{Error, Result};

@@ -40,6 +40,10 @@ pub const CHUNKS_IN_FLIGHT: u32 = 4;
 /// operation, so that a later one can never take the place that it needs (see `engine`).
 pub const MESSAGES_PER_PEER: u32 = 64;
 
+/// Messages with tags from one rank to another that may wait for their receives. The other places
+/// are kept for the later chunks of those that have met one.
+pub const TAGGED_UNMATCHED: u32 = 48;
+
 /// Largest message that is copied through a ring instead of being read where it lies.
 pub const INLINE_BYTES_MAX: usize = 4096;
 
@@ -67,6 +71,7 @@ pub const COUNT_MAX: u64 = 1 << 48;
 
 const _: () = assert!(LINE_PAYLOAD_BYTES + 16 == CACHE_LINE_BYTES);
 const _: () = assert!(OPERATION_SLOTS.is_power_of_two());
+const _: () = assert!(TAGGED_UNMATCHED + 4 * CHUNKS_IN_FLIGHT <= MESSAGES_PER_PEER);
 const _: () = assert!(
     CHUNKS_IN_FLIGHT <= 8,
     "progress of a step keeps one byte of out-of-order bits"

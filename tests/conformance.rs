@@ -85,6 +85,7 @@ clauses! {
     clause_19_an_injected_message_has_been_read = 19,
     clause_20_a_word_is_changed_once_for_all = 20,
     clause_21_what_a_leaving_rank_has_sent_counts = 21,
+    clause_22_a_message_that_waits_is_told = 22,
 }
 
 #[test]
@@ -129,6 +130,8 @@ const SIMULATED_FAULTS: &[(Fault, u32)] = &[
     (Fault::ChangesTwice, 20),
     (Fault::HidesOldWords, 20),
     (Fault::LeavesAtOnce, 21),
+    (Fault::TellsNothing, 22),
+    (Fault::TellsTwice, 22),
 ];
 
 #[test]

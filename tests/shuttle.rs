@@ -59,6 +59,10 @@ mod error {
     pub use linerate::{Error, Result};
 }
 
+mod types {
+    pub use linerate::Rank;
+}
+
 mod sync {
     pub use crate::memory::Condvar;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};

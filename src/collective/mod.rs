@@ -48,6 +48,6 @@ pub(crate) use partial::build_activation;
 pub use request::Request;
 pub(crate) use slots::{
     BARRIER_SLOTS, TransferShape, all_gather_v_slots, all_to_all_v_slots, build_send_recv,
-    transfer_slots,
+    build_transfer, transfer_slots,
 };
 pub use table::{algorithms, find};

@@ -121,6 +121,19 @@ pub fn transfer_slots(lengths: impl Iterator<Item = u64>) -> Vec<u64> {
     std::iter::once(0).chain(lengths).collect()
 }
 
+/// The schedule of one send or receive between this rank and a peer, which may be this rank; its
+/// buffer is the caller's buffer 0 (see [`transfer_slots`]).
+pub fn build_transfer(rank: Rank, ranks: u32, peer: Rank, is_send: bool) -> Schedule {
+    let mut b = Builder::new("direct", rank, ranks, false);
+    let (offset, length) = (b.slots(2), 1);
+    let range = Range::new(b.caller(0), Extent::Slots { offset, length });
+    match is_send {
+        true => b.send(peer, range),
+        false => b.recv(peer, range),
+    };
+    b.build()
+}
+
 /// The schedule of a group of sends and receives, which all proceed at once. Transfer i has the
 /// caller's buffer i (see [`transfer_slots`] for its length). The n-th send to a rank meets that
 /// rank's n-th receive from here; to this rank itself it is a copy.

@@ -53,6 +53,7 @@ mod sparse;
 mod split;
 mod started;
 mod submit;
+mod tagged;
 
 pub use buffer::Buffer;
 pub use builder::CollectiveBuilder;
@@ -68,3 +69,4 @@ pub use plans::{Explanation, Path};
 pub use queue::CompletionQueue;
 pub use simulation::Simulation;
 pub use sparse::{SparseAllreduce, SparseResult, StepTimes};
+pub use tagged::Tagged;

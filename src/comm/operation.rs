@@ -5,8 +5,9 @@ use super::communicator::Communicator;
 use super::driving::Driving;
 use super::queue::CompletionQueue;
 use super::say::say;
-use crate::engine::{Engine, TaskId};
+use crate::engine::{Engine, Source, TaskId};
 use crate::error::{Error, Result};
+use crate::types::Rank;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub struct Operation {
     /// Once it is known, the engine has forgotten the task.
     result: Option<Result<()>>,
     is_in_queue: bool,
+    /// Of a receive with a tag: who has sent its message.
+    source: Option<Source>,
 }
 
 impl Communicator {
@@ -62,17 +65,18 @@ impl Communicator {
     /// has failed.
     pub(super) fn start(&self, call: &Call<'_>) -> Result<Operation> {
         let task = self.driving()?.start_call(call)?;
-        Ok(Operation {
-            communicator: self.clone(),
-            task,
-            result: None,
-            is_in_queue: false,
-        })
+        Ok(Operation::new(self, task, None))
     }
 
     /// Starts an operation for a user, who may compute while it runs. It advances as
     /// [`Config::progress`](crate::Config::progress) says.
     pub(super) fn start_and_overlap(&self, call: &Call<'_>) -> Result<Operation> {
+        self.settle()?;
+        self.start(call)
+    }
+
+    /// Decides, before the first operation that a user starts, whether a thread moves operations.
+    pub(super) fn settle(&self) -> Result<()> {
         self.driving()?;
         if !self.inner.progress.settle()? && self.inner.config.debug {
             say(&format!(
@@ -81,11 +85,22 @@ impl Communicator {
                 self.rank()
             ));
         }
-        self.start(call)
+        Ok(())
     }
 }
 
 impl Operation {
+    /// A task that has been submitted, for its user.
+    pub(super) fn new(comm: &Communicator, task: TaskId, source: Option<Source>) -> Operation {
+        Operation {
+            communicator: comm.clone(),
+            task,
+            result: None,
+            is_in_queue: false,
+            source,
+        }
+    }
+
     fn driving(&self) -> Result<&Arc<Driving>> {
         self.communicator.driving()
     }
@@ -115,7 +130,7 @@ impl Operation {
         }
         let place = queue.place(driving, user)?;
         match &self.result {
-            Some(result) => place.end(result.clone()),
+            Some(result) => place.end(result.clone(), self.source()),
             None => driving.engine().notify(self.task, place),
         }
         queue.wake(driving);
@@ -194,6 +209,36 @@ impl Operation {
             self.result = driving.wait_unless(self.task, limit, is_given_up)?;
         }
         Ok(())
+    }
+
+    /// The rank whose message a receive with a tag has met ([`Communicator::tagged`]); `None`: it
+    /// has not met one yet, or this is another operation.
+    pub fn source(&self) -> Option<Rank> {
+        self.source.as_ref().and_then(Source::rank)
+    }
+
+    /// Ends a receive with a tag that has met no message yet, alone: it fails with
+    /// [`Error::ReceiveCancelled`], and the next receive gets the message that it would have got.
+    /// Returns false if there is nothing to cancel: the receive has met a message and goes on, has
+    /// ended, or this is another operation.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn cancel_receive(&mut self) -> Result<bool> {
+        let driving = self.driving()?.clone();
+        if self.result.is_some() {
+            return Ok(false);
+        }
+        let mut engine = driving.engine();
+        let is_cancelled = engine.cancel_receive(self.task);
+        self.look(&mut engine);
+        drop(engine);
+        if is_cancelled {
+            // It may be in a queue for which another thread waits.
+            driving.ring();
+            driving.family().ring_callers();
+        }
+        Ok(is_cancelled)
     }
 
     /// Cancels the operation, which fails the communicator on all ranks.

@@ -157,7 +157,7 @@ impl PlaceApart {
     /// The step has ended.
     pub(super) fn end(mut self, result: Result<()>) {
         if let Some(place) = self.place.take() {
-            place.end(result);
+            place.end(result, None);
         }
     }
 }

@@ -134,7 +134,7 @@ impl Driving {
     }
 
     /// The buffer with this communicator's registration, if another communicator has allocated it.
-    fn registered_here(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
+    pub(super) fn registered_here(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         if buffer.is_at_home(&self.garbage) {
             return Ok(buffer.clone());
         }

@@ -9,6 +9,7 @@ use super::staged::Staged;
 use super::state::{Failing, Leaving, Notices, Publishing};
 use super::suspect::Suspect;
 use super::tag::Token;
+use super::tagged::Tagged;
 use super::task::Tasks;
 use super::under_way::UnderWay;
 use crate::config::Config;
@@ -51,6 +52,7 @@ pub struct Engine {
     pub(super) staged: Staged,
     /// Per peer: how many sends to it and receives from it pairwise rounds have numbered.
     pub(super) pair_counts: Vec<(u64, u64)>,
+    pub(super) tagged: Tagged,
     pub(super) failing: Failing,
     pub(super) leaving: Leaving,
     pub(super) suspect: Option<Suspect>,
@@ -90,6 +92,7 @@ impl Engine {
             undecided: None,
             staged: Staged::new(),
             pair_counts: vec![(0, 0); ranks as usize],
+            tagged: Tagged::new(ranks),
             failing: Failing::default(),
             leaving: Leaving::default(),
             suspect: None,
@@ -120,6 +123,9 @@ impl Engine {
             // are handled before its leave: one of them may name another rank, because of which it
             // has left.
             self.now = now;
+            for (peer, tag) in std::mem::take(&mut self.driver.links.unmatched) {
+                self.handle_unmatched(peer, tag);
+            }
             self.poll_events();
             let left: Vec<(Rank, u64)> = self.driver.links.left().collect();
             for (peer, done) in left {
@@ -357,6 +363,7 @@ impl Engine {
         match &events[number] {
             Event::PeerFailed(peer, cause) => self.handle_peer_failed(*peer, cause.clone()),
             Event::PeerLeft(peer, done) => self.handle_peer_left(*peer, *done),
+            Event::Unmatched(peer, tag) => self.handle_unmatched(*peer, *tag),
             Event::Connected(_) => {}
             Event::Completion(completion) => self.handle_own(completion, self.now),
         }

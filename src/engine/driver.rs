@@ -70,6 +70,8 @@ pub struct Driver {
     /// whole. Only this message may be sent, so that later ones never take the places that it
     /// needs.
     pair_heads: Vec<u64>,
+    /// Per peer: the number of the first message with a tag that has not begun.
+    tagged_heads: Vec<u64>,
     threads: ThreadPool,
     streaming: Streaming,
     /// See [`Host::cache_bytes`].
@@ -83,6 +85,7 @@ impl Driver {
     pub fn new(links: Links, pool: Pool, chunk_bytes: usize, host: Host) -> Driver {
         Driver {
             pair_heads: vec![0; links.ranks as usize],
+            tagged_heads: vec![0; links.ranks as usize],
             inline_bytes: links.transport.capabilities().inline_bytes,
             links,
             pool,

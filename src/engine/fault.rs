@@ -64,6 +64,7 @@ impl Engine {
         // Nor may a peer use what it reads there from now on: the owner gets the memory back when
         // this returns, and may change it.
         self.driver.links.transport.withdraw();
+        self.tagged.clear();
         self.tasks.fail(&error);
     }
 
@@ -363,7 +364,8 @@ impl Engine {
         let mut last_moved = Time::default();
         let mut tasks = rounds
             .map(|r| r.task)
-            .chain(self.tasks.queue.front().copied());
+            .chain(self.tasks.queue.front().copied())
+            .chain(self.tagged.tasks());
         tasks.find(|&index| {
             let task = &self.tasks[index];
             last_moved = last_moved.max(task.last_moved);
@@ -390,7 +392,10 @@ impl Engine {
             .all()
             .flat_map(|round| self.driver.awaited(round));
         let is_queued = self.rounds.is_empty() && !self.tasks.queue.is_empty();
-        is_queued || needed.any(|peer| self.driver.links.has_failed(peer))
+        let mut receives = self.tagged.tasks();
+        let of_receive = |task: usize| self.awaited_by_receive(task).into_iter();
+        let has_failed = |peer: Rank| self.driver.links.has_failed(peer);
+        is_queued || needed.any(has_failed) || receives.any(|task| of_receive(task).any(has_failed))
     }
 
     fn ask(&mut self, task: Option<usize>, since: Time, now: Time) {
@@ -467,7 +472,8 @@ impl Engine {
     fn give_up(&mut self, task: usize) -> Error {
         let suspect = self.suspect.take().expect("somebody stood still");
         let round = self.rounds.of_task(task);
-        let mut missing = round.map_or(Vec::new(), |round| self.driver.awaited(round));
+        let of_receive = || self.awaited_by_receive(task);
+        let mut missing = round.map_or_else(of_receive, |round| self.driver.awaited(round));
         if missing.is_empty() {
             let links = &self.driver.links;
             let is_behind =

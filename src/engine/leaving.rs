@@ -49,6 +49,7 @@ impl Engine {
     pub(super) fn handle_peer_left(&mut self, peer: Rank, done: u64) {
         self.driver.links.mark_left(peer, done);
         self.driver.moved = true;
+        self.fail_receives_of_left();
         self.note_left(Left {
             rank: peer,
             sequence: done,

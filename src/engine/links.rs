@@ -63,6 +63,8 @@ pub struct Links {
     /// By rank; none before [`Links::connect`].
     contacts: Arc<[Contact]>,
     gone_count: u32,
+    /// Messages with tags that came before every peer was connected.
+    pub unmatched: Vec<(Rank, u64)>,
 }
 
 impl Links {
@@ -105,6 +107,7 @@ impl Links {
             peers: (0..ranks).map(|_| Peer::default()).collect(),
             contacts: Arc::default(),
             gone_count: 0,
+            unmatched: Vec::new(),
             transport,
             core: 0,
         })
@@ -145,6 +148,7 @@ impl Links {
                 Event::Connected(peer) => self.peers[peer as usize].is_connected = true,
                 Event::PeerFailed(rank, cause) => self.mark_gone(rank, cause),
                 Event::PeerLeft(rank, done) => self.mark_left(rank, done),
+                Event::Unmatched(peer, tag) => self.unmatched.push((peer, tag)),
                 Event::Completion(_) => {}
             }
         }
@@ -405,6 +409,11 @@ impl Links {
     pub fn left(&self) -> impl Iterator<Item = (Rank, u64)> + '_ {
         let left = (0..).zip(&self.peers);
         left.filter_map(|(rank, peer)| Some((rank, peer.left?)))
+    }
+
+    /// Whether a peer has left in good order.
+    pub fn left_in_order(&self, peer: Rank) -> bool {
+        self.peers[peer as usize].left.is_some()
     }
 
     /// Whether a peer has failed.

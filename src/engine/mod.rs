@@ -22,9 +22,10 @@
 //!
 //! `progress.rs` is the order of steps, `driver.rs` runs them, `tasks.rs` takes calls, `rounds.rs`
 //! starts and ends rounds, `fault.rs` turns silence and disagreement into errors on every rank, and
-//! `news.rs` turns these errors into messages. `leaving.rs` is about ranks that leave in good
-//! order, `members.rs` about ending a communicator on purpose and making a new one of its
-//! survivors, and `notices.rs` about words that belong to no operation.
+//! `news.rs` turns these errors into messages. `meeting.rs` is about sends and receives with tags,
+//! `leaving.rs` about ranks that leave in good order, `members.rs` about ending a communicator on
+//! purpose and making a new one of its survivors, and `notices.rs` about words that belong to no
+//! operation.
 
 mod arguments;
 mod at_once;
@@ -37,6 +38,7 @@ mod driver;
 mod fault;
 mod leaving;
 mod links;
+mod meeting;
 mod members;
 mod memory;
 mod news;
@@ -56,6 +58,7 @@ mod step_state;
 mod streaming;
 mod suspect;
 mod tag;
+mod tagged;
 mod task;
 mod tasks;
 mod thread_pool;
@@ -71,4 +74,5 @@ pub use driver::Host;
 pub use links::Contact;
 pub use prepared::Prepared;
 pub(crate) use suspect::name_ranks;
+pub use tagged::{Source, TaggedCall, Transfer};
 pub use task::{TaskCall, TaskId};

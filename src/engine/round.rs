@@ -18,6 +18,8 @@ pub enum RoundId {
     Collective(u64),
     /// Sends and receives between pairs, numbered per pair (see [`Round::message_bases`]).
     Pairwise,
+    /// One send or receive with a tag of the user: the tag of its first chunk.
+    Tagged(u64),
 }
 
 /// What a round is given when it begins.
@@ -37,9 +39,9 @@ pub struct Round {
     /// place before.
     pub token: RoundToken,
     pub id: RoundId,
-    /// What the tags of all its messages have in common, if it is a collective.
+    /// What the tags of all its messages have in common, unless it is pairwise.
     pub tag: u64,
-    /// The number of a collective. A pairwise round has a number above all others, because each of
+    /// The number of a collective. Any other round has a number above all others, because each of
     /// its messages has to wait for its turn.
     pub order: u64,
     /// The task it belongs to.
@@ -99,6 +101,7 @@ impl Round {
         (self.order, self.tag) = match of.id {
             RoundId::Collective(sequence) => (sequence, tag::collective(sequence, 0, 0)),
             RoundId::Pairwise => (u64::MAX, 0),
+            RoundId::Tagged(first) => (u64::MAX, first),
         };
         let sizes = (ranks, chunk_bytes);
         let is_new = (self.program).take_up(&mut self.progress, call, of.part, sizes);
@@ -125,6 +128,12 @@ impl Round {
     #[inline]
     pub fn is_pairwise(&self) -> bool {
         self.id == RoundId::Pairwise
+    }
+
+    /// Whether it is a send or receive with a tag of the user.
+    #[inline]
+    pub fn is_tagged(&self) -> bool {
+        matches!(self.id, RoundId::Tagged(_))
     }
 
     /// Whether every step has completed.
@@ -169,7 +178,7 @@ impl Round {
     pub fn sequence(&self) -> Option<u64> {
         match self.id {
             RoundId::Collective(sequence) => Some(sequence),
-            RoundId::Pairwise => None,
+            RoundId::Pairwise | RoundId::Tagged(_) => None,
         }
     }
 

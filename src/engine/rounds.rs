@@ -83,7 +83,7 @@ impl Engine {
         task.started = part.0 + part.1;
         task.active_rounds += 1;
         let count = task.call.as_ref().map_or(0, |call| call.arguments.count);
-        if id != RoundId::Pairwise && task.started >= count {
+        if matches!(id, RoundId::Collective(_)) && task.started >= count {
             self.tasks.queue.pop_front();
         }
         let call = self.tasks[index].call.as_ref();
@@ -100,6 +100,7 @@ impl Engine {
         match id {
             RoundId::Collective(sequence) => self.note_started(sequence, &round),
             RoundId::Pairwise => self.number_messages(&mut round),
+            RoundId::Tagged(_) => {}
         }
         self.enlist(round, now);
         Ok(())

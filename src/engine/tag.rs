@@ -5,12 +5,19 @@ const COLLECTIVE: u64 = 0;
 const PAIRWISE: u64 = 1;
 const CONTROL: u64 = crate::transport::URGENT_CLASS as u64;
 const NOTICE: u64 = 3;
+/// Messages with tags of the user, with a bit more than notices: their arrival is told.
+const TAGGED: u64 = 0b111 << 61;
+const USER_TAG_SHIFT: u32 = 29;
+const TAGGED_NUMBER_BITS: u32 = USER_TAG_SHIFT - CHUNK_BITS;
 
 const CHUNK_BITS: u32 = 12;
 const MESSAGE_BITS: u32 = 14;
 const SEQUENCE_BITS: u32 = 24;
 const KIND_SHIFT: u32 = 62;
 
+const _: () = assert!(crate::transport::tells_arrival(TAGGED));
+// Numbers that are under way at once are told apart by half of the numbers there are.
+const _: () = assert!(crate::limits::TAGGED_UNMATCHED < 1 << (TAGGED_NUMBER_BITS - 1));
 const _: () = assert!(CHUNK_BITS + MESSAGE_BITS + SEQUENCE_BITS <= KIND_SHIFT);
 // A ring sends 2 (P - 1) messages to one peer.
 const _: () = assert!(2 * crate::limits::RANKS_MAX <= 1 << MESSAGE_BITS);
@@ -49,6 +56,29 @@ pub fn pairwise(number: u64, chunk: u32) -> u64 {
     (PAIRWISE << KIND_SHIFT)
         | ((number & mask(MESSAGE_BITS + SEQUENCE_BITS)) << CHUNK_BITS)
         | (u64::from(chunk) & mask(CHUNK_BITS))
+}
+
+/// The tag of the first chunk of the n-th message with a tag of a pair. Those of the others are
+/// [`of_message`] of it.
+pub fn tagged(user_tag: u32, number: u64) -> u64 {
+    let number = number & mask(TAGGED_NUMBER_BITS);
+    TAGGED | u64::from(user_tag) << USER_TAG_SHIFT | number << CHUNK_BITS
+}
+
+/// The tag that the user has given a message, of that of its first chunk.
+pub fn user_tag(first: u64) -> u32 {
+    (first >> USER_TAG_SHIFT) as u32
+}
+
+/// How far the message with this first chunk is after the one with this number. A number before it
+/// is very far after it.
+pub fn tagged_distance(first: u64, number: u64) -> u64 {
+    (first >> CHUNK_BITS).wrapping_sub(number) & mask(TAGGED_NUMBER_BITS)
+}
+
+/// This tag, if it is that of the first chunk of a message with a tag of the user.
+pub fn tagged_first(tag: u64) -> Option<u64> {
+    (tag >> 61 == TAGGED >> 61 && tag & mask(CHUNK_BITS) == 0).then_some(tag)
 }
 
 /// The tag of control messages.
@@ -206,6 +236,22 @@ mod tests {
     }
 
     #[test]
+    fn a_message_has_the_users_tag_and_the_number_of_its_pair() {
+        for user in [0, 7, u32::MAX] {
+            let far = 5 << TAGGED_NUMBER_BITS;
+            for (number, next, distance) in [(0, 0, 0), (9, 7, 2), (far + 1, far - 1, 2)] {
+                let first = tagged(user, number);
+                assert_eq!(user_tag(first), user);
+                assert_eq!(tagged_distance(first, next), distance);
+                assert_eq!(tagged_first(first), Some(first));
+                assert_eq!(tagged_first(of_message(first, 0, 3)), None);
+            }
+            assert!(tagged_distance(tagged(user, 6), 7) > 1000, "it is before");
+        }
+        assert_eq!(tagged_first(notice()), None);
+    }
+
+    #[test]
     fn tags_of_different_messages_differ() {
         let tags = [
             collective(0, 0, 0),
@@ -217,6 +263,10 @@ mod tests {
             pairwise(0, 1),
             control(),
             notice(),
+            tagged(0, 0),
+            tagged(1, 0),
+            tagged(0, 1),
+            of_message(tagged(0, 0), 0, 1),
         ];
         for (i, a) in tags.iter().enumerate() {
             assert!(tags[..i].iter().all(|b| a != b));

@@ -2,6 +2,7 @@
 
 use super::arguments::{Arguments, RoundCall, signature_of};
 use super::prepared::Prepared;
+use super::tagged::{Source, Transfer};
 use crate::error::{Error, Result};
 use crate::memory::{Kept, View};
 use crate::time::Time;
@@ -83,6 +84,8 @@ pub struct Task {
     pub(super) active_rounds: u32,
     pub(super) is_detached: bool,
     pub last_moved: Time,
+    /// A send or receive with a tag.
+    pub(super) transfer: Option<Transfer>,
     /// What is told of its end.
     place: Option<QueuePlace>,
 }
@@ -90,9 +93,12 @@ pub struct Task {
 impl Task {
     /// What it is, for texts.
     pub fn describe(&self) -> String {
-        match &self.call {
-            Some(call) => signature_of(&call.arguments, &call.prepared, &call.slots).describe(),
-            None => "an ended operation".into(),
+        match (&self.call, &self.transfer) {
+            (Some(call), Some(transfer)) => transfer.describe(call.others[0].len_bytes()),
+            (Some(call), None) => {
+                signature_of(&call.arguments, &call.prepared, &call.slots).describe()
+            }
+            (None, _) => "an ended operation".into(),
         }
     }
 
@@ -139,6 +145,7 @@ impl Tasks {
                 active_rounds: 0,
                 is_detached: false,
                 last_moved: now,
+                transfer: None,
                 place: None,
             });
             self.all.len() - 1
@@ -147,7 +154,7 @@ impl Tasks {
         task.state = State::Running;
         task.call = Some(call);
         (task.started, task.segment_elements, task.active_rounds) = (0, segment_elements, 0);
-        task.is_detached = false;
+        (task.is_detached, task.transfer) = (false, None);
         task.last_moved = now;
         TaskId {
             index,
@@ -184,7 +191,7 @@ impl Tasks {
     /// Tells a place of a queue when a task ends, at once if it has ended. A task has one place.
     pub fn notify(&mut self, id: TaskId, place: QueuePlace) {
         match self.result(id) {
-            Some(result) => place.end(result),
+            Some(result) => place.end(result, None),
             None => self.all[id.index].place = Some(place),
         }
     }
@@ -202,7 +209,8 @@ impl Tasks {
         }
         // Last: who takes the completion may use the memory again.
         if let (Some(place), State::Done(result)) = (task.place.take(), &task.state) {
-            place.end(result.clone());
+            let source = task.transfer.as_ref().and_then(|t| t.source.as_ref());
+            place.end(result.clone(), source.and_then(Source::rank));
         }
         if task.is_detached {
             self.free(index, failure.is_none());

@@ -58,7 +58,7 @@ impl Engine {
 
     /// Fails if a task may not start. Returns the elements of each of its rounds if they are staged
     /// through windows, else 0.
-    fn admit(&mut self, call: &TaskCall, now: Time) -> Result<u64> {
+    pub(super) fn admit(&mut self, call: &TaskCall, now: Time) -> Result<u64> {
         self.check()?;
         if let Some(gone) = self.driver.links.first_failed() {
             // The other ranks wait for this one now, and must hear of the peer that has failed.
@@ -89,10 +89,11 @@ impl Engine {
                 return Err(error);
             }
         }
-        if is_pairwise && self.rounds.len() + 1 >= ROUNDS_MAX {
+        let under_way = self.rounds.len() + self.tagged.waiting_count();
+        if is_pairwise && under_way + 1 >= ROUNDS_MAX {
             return Err(Error::Exhausted {
                 what: "a group of sends and receives".into(),
-                limit: format!("{} operations are under way", self.rounds.len()),
+                limit: format!("{under_way} operations are under way"),
                 remedy: "wait for some of them first".into(),
             });
         }
@@ -112,7 +113,7 @@ impl Engine {
 
     /// Whether no task is under way.
     pub fn is_idle(&self) -> bool {
-        self.rounds.is_empty() && self.tasks.queue.is_empty()
+        self.rounds.is_empty() && self.tasks.queue.is_empty() && self.tagged.is_idle()
     }
 
     /// Tasks that have ended so far, for a caller that waits for any of several.

@@ -54,7 +54,7 @@ impl Loopback {
             }
             (None, Some(token)) if bytes > INLINE_BYTES_MAX => {
                 let lying = Payload::Far(Lying { source, token });
-                self.matching.keep(tag, header, lying).expect("looked at");
+                self.keep((tag, header), lying, ends);
                 return Ok(());
             }
             (None, _) => Some(Payload::Copied(ends.copy(source))),
@@ -63,9 +63,14 @@ impl Loopback {
             ends.complete(self.rank, token, Outcome::Done, bytes as u64, 0);
         }
         if let Some(payload) = payload {
-            self.matching.keep(tag, header, payload).expect("looked at");
+            self.keep((tag, header), payload, ends);
         }
         Ok(())
+    }
+
+    fn keep(&mut self, message: (u64, u64), payload: Payload<Lying>, ends: &mut Ends) {
+        let kept = self.matching.keep(self.rank, message, payload, ends);
+        kept.expect("the backlog was looked at");
     }
 
     /// Receives a message.

@@ -159,12 +159,18 @@ impl<F> Matching<F> {
             return Ok((true, posted.deliver(peer, header, source, ends)));
         }
         let copied = Payload::Copied(ends.copy(source));
-        self.keep(tag, header, copied)?;
+        self.keep(peer, (tag, header), copied, ends)?;
         Ok((false, source.len_bytes() as u64))
     }
 
     /// Keeps a message for a later receive; a sender that ignores its credits is refused.
-    pub fn keep(&mut self, tag: u64, header: u64, payload: Payload<F>) -> Result<(), String> {
+    pub fn keep(
+        &mut self,
+        peer: Rank,
+        (tag, header): (u64, u64),
+        payload: Payload<F>,
+        ends: &mut Ends,
+    ) -> Result<(), String> {
         let count = &mut self.counts[tag_class(tag)];
         if *count >= MESSAGES_PER_PEER {
             return Err(format!(
@@ -177,6 +183,7 @@ impl<F> Matching<F> {
             header,
             payload,
         });
+        ends.note_unmatched(peer, tag);
         Ok(())
     }
 
@@ -230,6 +237,7 @@ impl<F> Matching<F> {
 mod tests {
     use super::*;
     use crate::memory::Region;
+    use crate::transport::Event;
     use crate::transport::test_posts::ended;
 
     fn posted(region: &Region, tag: u64, token: u64) -> Posted {
@@ -246,9 +254,13 @@ mod tests {
         let (mut matching, mut ends) = (Matching::<u32>::new(), Ends::default());
         for (tag, header) in [(1, 10), (2, 20), (1, 11)] {
             let bytes = vec![header as u8; 4];
-            matching.keep(tag, header, Payload::Copied(bytes)).unwrap();
+            matching
+                .keep(0, (tag, header), Payload::Copied(bytes), &mut ends)
+                .unwrap();
         }
-        matching.keep(3, 30, Payload::Far(7)).unwrap();
+        matching
+            .keep(0, (3, 30), Payload::Far(7), &mut ends)
+            .unwrap();
         assert_eq!(matching.waiting(0), 4);
         assert_eq!(matching.find(7, &mut |tag, _| tag == 2), Some((7, 2, 20)));
         for (tag, header) in [(2, 20), (1, 10), (1, 11)] {
@@ -291,27 +303,64 @@ mod tests {
         let region = Region::private(64).unwrap();
         let (mut matching, mut ends) = (Matching::<()>::new(), Ends::default());
         for _ in 0..MESSAGES_PER_PEER {
-            matching.keep(1, 0, Payload::Copied(vec![])).unwrap();
+            matching
+                .keep(0, (1, 0), Payload::Copied(vec![]), &mut ends)
+                .unwrap();
         }
-        let text = matching.keep(1, 0, Payload::Copied(vec![])).unwrap_err();
+        let text = matching
+            .keep(0, (1, 0), Payload::Copied(vec![]), &mut ends)
+            .unwrap_err();
         assert!(text.contains("without a receive"), "{text}");
-        matching.keep(1 << 62, 0, Payload::Copied(vec![])).unwrap();
+        matching
+            .keep(0, (1 << 62, 0), Payload::Copied(vec![]), &mut ends)
+            .unwrap();
         let posted = posted(&region, 1, 0);
         matching.receive(0, posted, false, &mut ends).unwrap();
-        matching.keep(1, 0, Payload::Copied(vec![])).unwrap();
+        matching
+            .keep(0, (1, 0), Payload::Copied(vec![]), &mut ends)
+            .unwrap();
     }
 
     #[test]
     fn what_had_come_outlives_the_connection() {
         let region = Region::private(64).unwrap();
-        let mut matching = Matching::new();
+        let (mut matching, mut ends) = (Matching::new(), Ends::default());
         matching.post(posted(&region, 4, 1));
-        matching.keep(5, 50, Payload::Copied(vec![1])).unwrap();
-        matching.keep(5, 51, Payload::Far(false)).unwrap();
-        matching.keep(5, 52, Payload::Far(true)).unwrap();
+        matching
+            .keep(0, (5, 50), Payload::Copied(vec![1]), &mut ends)
+            .unwrap();
+        matching
+            .keep(0, (5, 51), Payload::Far(false), &mut ends)
+            .unwrap();
+        matching
+            .keep(0, (5, 52), Payload::Far(true), &mut ends)
+            .unwrap();
         assert_eq!(matching.flush(|&is_whole| is_whole), [1]);
         assert_eq!(matching.waiting(0), 2);
         matching.clear();
         assert_eq!(matching.waiting(0), 0);
+    }
+
+    #[test]
+    fn arrivals_are_told_of_tags_that_tell_them_where_no_receive_waits() {
+        let region = Region::private(64).unwrap();
+        let (mut matching, mut ends) = (Matching::<()>::new(), Ends::default());
+        let (telling, silent) = (0b111 << 61 | 4, 0b110 << 61 | 4);
+        for tag in [silent, telling] {
+            matching
+                .keep(2, (tag, 0), Payload::Copied(vec![]), &mut ends)
+                .unwrap();
+        }
+        let mut events = Vec::new();
+        ends.take(&mut events);
+        assert_eq!(events, [Event::Unmatched(2, telling)]);
+        matching.take_message(telling).unwrap();
+        matching.post(posted(&region, telling, 1));
+        matching
+            .arrive(2, (telling, 0), View::empty(), &mut ends)
+            .unwrap();
+        events.clear();
+        ends.take(&mut events);
+        assert!(matches!(events[..], [Event::Completion(_)]), "{events:?}");
     }
 }

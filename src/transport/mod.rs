@@ -72,6 +72,9 @@
 //!     flushed unless it is known to have arrived. A rank that drops its transport without that
 //!     leaves with the word 0, and what it had sent may be lost. A rank that ends in any other way
 //!     has failed.
+//! 22. A message whose tag begins with three ones ([`tells_arrival`]) and that finds no receive is
+//!     told once, by [`Event::Unmatched`], before the end of its peer is. A receive with its tag
+//!     meets it then.
 //!
 //! # What a provider implements
 //!
@@ -184,6 +187,12 @@ pub const TAG_CLASSES: usize = 4;
 /// The class whose short messages find room whatever else has been sent (clause 7).
 pub const URGENT_CLASS: usize = 2;
 
+/// Whether the arrival of a message with this tag is told where no receive waits for it
+/// ([`Event::Unmatched`], clause 22).
+pub const fn tells_arrival(tag: u64) -> bool {
+    tag >> 61 == 0b111
+}
+
 /// The class of a tag.
 pub const fn tag_class(tag: u64) -> usize {
     (tag >> 62) as usize
@@ -251,6 +260,8 @@ pub enum Event {
     PeerFailed(Rank, String),
     /// A peer has left in good order, with this word (clause 21).
     PeerLeft(Rank, u64),
+    /// A message of this peer with this tag has come, and no receive waits for it (clause 22).
+    Unmatched(Rank, u64),
 }
 
 /// A provider. See the module for the numbered clauses. Puts and gets are in [`Rma`], and what only

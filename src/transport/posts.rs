@@ -2,7 +2,7 @@
 //! this process, and how posts end.
 
 use super::buffers::Buffers;
-use super::{Atomic, Completion, Event, Outcome, PostError};
+use super::{Atomic, Completion, Event, Outcome, PostError, tells_arrival};
 use crate::kernel;
 use crate::memory::View;
 use crate::types::Rank;
@@ -81,6 +81,14 @@ impl Ends {
             bytes,
             header,
         }));
+    }
+
+    /// A message waits for its receive.
+    #[inline]
+    pub fn note_unmatched(&mut self, peer: Rank, tag: u64) {
+        if tells_arrival(tag) {
+            self.events.push(Event::Unmatched(peer, tag));
+        }
     }
 
     /// Posts end because the connection does.

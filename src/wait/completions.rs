@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering, PoisonError};
+use crate::types::Rank;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,6 +14,8 @@ pub struct Completion {
     pub user: u64,
     /// What waiting for it would have returned.
     pub result: Result<()>,
+    /// Of a receive with a tag: the rank whose message it has met.
+    pub source: Option<Rank>,
 }
 
 /// See the module.
@@ -119,14 +122,18 @@ impl Completions {
 
 impl QueuePlace {
     /// The operation has ended.
-    pub fn end(mut self, result: Result<()>) {
-        self.tell(result);
+    pub fn end(mut self, result: Result<()>, source: Option<Rank>) {
+        self.tell(result, source);
     }
 
-    fn tell(&mut self, result: Result<()>) {
+    fn tell(&mut self, result: Result<()>, source: Option<Rank>) {
         if !std::mem::replace(&mut self.has_ended, true) {
             let user = self.user;
-            self.completions.end(Completion { user, result });
+            self.completions.end(Completion {
+                user,
+                result,
+                source,
+            });
         }
     }
 }
@@ -134,9 +141,10 @@ impl QueuePlace {
 impl Drop for QueuePlace {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.tell(Err(Error::invalid(
+            let error = Error::invalid(
                 "the communicator was dropped before its operation had ended: keep it until its completion has come",
-            )));
+            );
+            self.tell(Err(error), None);
         }
     }
 }

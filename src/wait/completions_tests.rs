@@ -22,14 +22,14 @@ fn completions_come_in_the_order_of_the_ends_and_the_descriptor_follows() {
     let completions = Arc::new(Completions::default());
     let [first, second, third] = [7, 8, 9].map(|user| completions.place(user));
     assert_eq!(completions.running_count(), 3);
-    second.end(Ok(()));
+    second.end(Ok(()), None);
     assert!(completions.has_any() && is_readable(&completions));
-    first.end(Err(Error::invalid("a reason")));
+    first.end(Err(Error::invalid("a reason")), None);
     assert_eq!(take(&completions, 1), [8]);
     assert!(is_readable(&completions));
     assert_eq!(take(&completions, 9), [7]);
     assert!(!completions.has_any() && !is_readable(&completions));
-    third.end(Ok(()));
+    third.end(Ok(()), None);
     assert!(is_readable(&completions));
     assert!(take(&completions, 0).is_empty());
     assert_eq!(take(&completions, 9), [9]);

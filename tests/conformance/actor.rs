@@ -15,6 +15,7 @@ use checking::same;
 use linerate::Rank;
 use linerate::transport::{
     Address, Completion, Event, Outcome, Region, RegionKey, Time, Transport, View, WaitSource,
+    tells_arrival,
 };
 use linerate::unstable::wait::futex_wait;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -81,6 +82,8 @@ pub struct Actor {
     signals_seen: BTreeMap<Rank, u64>,
     events_seen: u64,
     events_before: u64,
+    /// Messages of which it was told that they have met no receive.
+    told: BTreeSet<(Rank, u64)>,
 }
 
 /// What an actor knows of its peers.
@@ -149,6 +152,7 @@ impl Actor {
             signals_seen: BTreeMap::new(),
             events_seen: 0,
             events_before: 0,
+            told: BTreeSet::new(),
         }
     }
 
@@ -226,6 +230,16 @@ impl Actor {
                 self.peers.left.insert(peer, word);
                 self.peers.note_failure(peer, "it has left")
             }
+            Event::Unmatched(peer, tag) if !tells_arrival(tag) => Err(format!(
+                "told of a message of rank {peer} with tag {tag:#x}"
+            )),
+            Event::Unmatched(peer, _) if self.peers.is_lost(peer) => {
+                Err(format!("told of a message of rank {peer}, which is gone"))
+            }
+            Event::Unmatched(peer, tag) => match self.told.insert((peer, tag)) {
+                true => Ok(()),
+                false => Err(format!("told twice of tag {tag:#x} of rank {peer}")),
+            },
             Event::Completion(end) => self.note_completion(end),
         }
     }
@@ -264,6 +278,10 @@ impl Actor {
                     (None, false) => Progress::Waiting,
                 })
             }
+            Step::Told { from, tag } => Ok(match self.told.contains(&(from, tag)) {
+                true => Progress::Moved,
+                false => Progress::Waiting,
+            }),
             Step::Absent { steps } if self.count < steps => Ok(Progress::Counting),
             Step::Quiet { polls } => self.quiet(polls),
             Step::Fill { to, tag } => self.fill(transport, to, tag),

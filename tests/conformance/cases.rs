@@ -89,6 +89,7 @@ pub fn all() -> Vec<Case> {
         order_of_a_tag(),
         interleaved_tags(),
         unexpected_messages(),
+        told_messages(),
         urgent_messages(),
         late_receive_after_scribbling(),
         put_before_message(),
@@ -325,6 +326,53 @@ fn unexpected_messages() -> Case {
     receiver.extend((0..50).map(|number| received(number, bytes(number))));
     Case::orderly(
         "clause_07_unexpected_messages_hold_no_other_tag_up",
+        vec![sender, receiver],
+    )
+}
+
+/// A message that finds no receive is told, once, whatever its length; one that finds one is not,
+/// and neither are those with other tags.
+fn told_messages() -> Case {
+    let (telling, silent) = (0b111u64 << 61, 0b110u64 << 61);
+    let all = || (0..).zip(LENGTHS);
+    let mut sender = vec![Absent { steps: 20 }];
+    let mut receiver = vec![
+        recv(0, telling | 100, 100, 64),
+        recv(0, telling | 101, 101, 70_000),
+    ];
+    sender.extend([
+        send(1, telling | 100, 100, 64),
+        send(1, telling | 101, 101, 70_000),
+    ]);
+    receiver.extend([received(100, 64), received(101, 70_000)]);
+    for (number, bytes) in all() {
+        sender.push(send(1, telling | number, number, bytes));
+        sender.push(send(1, silent | number, number + 20, bytes));
+        receiver.push(Told {
+            from: 0,
+            tag: telling | number,
+        });
+    }
+    for (number, bytes) in all() {
+        receiver.extend([
+            recv(0, telling | number, number, bytes),
+            received(number, bytes),
+            recv(0, silent | number, number + 20, bytes),
+            received(number + 20, bytes),
+        ]);
+    }
+    // To itself, too.
+    receiver.extend([
+        send(1, telling | 50, 50, 300),
+        Told {
+            from: 1,
+            tag: telling | 50,
+        },
+        recv(1, telling | 50, 50, 300),
+        received(50, 300),
+    ]);
+    Case::orderly(
+        "clause_22_a_message_that_waits_for_its_receive_is_told_once",
         vec![sender, receiver],
     )
 }

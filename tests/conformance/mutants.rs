@@ -74,6 +74,10 @@ pub enum Fault {
     HidesOldWords,
     /// Says nothing when it leaves, and does not wait for what it has sent.
     LeavesAtOnce,
+    /// Messages that wait for their receives are not told.
+    TellsNothing,
+    /// They are told twice.
+    TellsTwice,
 }
 
 /// Tokens from here on are the mutant's own.
@@ -351,7 +355,11 @@ impl Transport for Mutant {
         let mut inner = Vec::new();
         self.inner.poll(now, &mut inner);
         for event in inner {
-            found.extend(self.mutate(event));
+            match (self.fault, &event) {
+                (Fault::TellsNothing, Event::Unmatched(..)) => {}
+                (Fault::TellsTwice, Event::Unmatched(..)) => found.extend([event.clone(), event]),
+                _ => found.extend(self.mutate(event)),
+            }
         }
         if self.fault == Fault::FlushesFirst {
             found.sort_by_key(|event| matches!(event, Event::PeerFailed(..)));

@@ -26,6 +26,11 @@ pub enum Step {
         bytes: usize,
         token: u64,
     },
+    /// Waits until it is told that a message with this tag has come and has met no receive.
+    Told {
+        from: Rank,
+        tag: u64,
+    },
     Put {
         to: Rank,
         region: u8,

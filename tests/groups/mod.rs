@@ -11,6 +11,7 @@ mod random;
 mod registered;
 mod repeats;
 mod siblings;
+mod tagged;
 mod timeouts;
 mod traffic;
 

@@ -224,7 +224,8 @@ fn an_operation_is_in_one_queue_of_its_family_once() {
             take(&queue, 1)[0],
             Completion {
                 user: 1,
-                result: Ok(())
+                result: Ok(()),
+                source: None,
             }
         );
         // It may be waited for all the same.

@@ -21,7 +21,7 @@ struct Task {
 impl Task {
     fn end(&mut self, result: Result<()>) {
         if let Some(place) = self.place.take() {
-            place.end(result.clone());
+            place.end(result.clone(), None);
         }
         self.result = Some(result);
     }
@@ -190,7 +190,7 @@ impl Engine {
     pub fn notify(&mut self, task: TaskId, place: QueuePlace) {
         let task = &mut self.tasks[task.0];
         match &task.result {
-            Some(result) => place.end(result.clone()),
+            Some(result) => place.end(result.clone(), None),
             None => task.place = Some(place),
         }
     }

@@ -114,6 +114,7 @@ impl Pair {
                 Event::Connected(_) => rank.is_connected = true,
                 Event::PeerFailed(_, cause) => rank.failure = Some(cause),
                 Event::PeerLeft(..) => rank.failure = Some("it has left".into()),
+                Event::Unmatched(..) => {}
             }
         }
     }

@@ -153,6 +153,11 @@
 #define LINERATE_ERROR_INTERNAL -17
 
 /**
+ * A receive with a tag was cancelled before it met a message; nothing else has failed.
+ */
+#define LINERATE_ERROR_RECEIVE_CANCELLED -19
+
+/**
  * An error that has no number of its own in this version of the interface.
  */
 #define LINERATE_ERROR_OTHER -18

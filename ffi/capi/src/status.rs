@@ -44,6 +44,8 @@ pub const LINERATE_ERROR_NOT_FINITE: i32 = -15;
 pub const LINERATE_ERROR_MALFORMED: i32 = -16;
 /// A defect of the library, found by a check.
 pub const LINERATE_ERROR_INTERNAL: i32 = -17;
+/// A receive with a tag was cancelled before it met a message; nothing else has failed.
+pub const LINERATE_ERROR_RECEIVE_CANCELLED: i32 = -19;
 /// An error that has no number of its own in this version of the interface.
 pub const LINERATE_ERROR_OTHER: i32 = -18;
 /// A defect of the library: its code panicked. The process goes on; destroy what the call named.
@@ -138,6 +140,7 @@ pub(crate) fn status_of(error: &Error) -> i32 {
         Error::PeerFailed { .. } => LINERATE_ERROR_PEER_FAILED,
         Error::Left { .. } => LINERATE_ERROR_LEFT,
         Error::Cancelled { .. } => LINERATE_ERROR_CANCELLED,
+        Error::ReceiveCancelled { .. } => LINERATE_ERROR_RECEIVE_CANCELLED,
         Error::Aborted { .. } => LINERATE_ERROR_ABORTED,
         Error::CommunicatorFailed(_) => LINERATE_ERROR_COMMUNICATOR_FAILED,
         Error::Forked => LINERATE_ERROR_FORKED,
@@ -193,6 +196,7 @@ pub extern "C" fn linerate_status_text(status: i32) -> *const c_char {
         LINERATE_ERROR_PEER_FAILED
         LINERATE_ERROR_LEFT
         LINERATE_ERROR_CANCELLED
+        LINERATE_ERROR_RECEIVE_CANCELLED
         LINERATE_ERROR_ABORTED
         LINERATE_ERROR_COMMUNICATOR_FAILED
         LINERATE_ERROR_FORKED

@@ -53,6 +53,7 @@ fn of_communicator(held: &mut Held) -> Vec<Case> {
     let Held { comm, small, .. } = held;
     let other = 1 - comm.rank();
     let limit = Duration::from_secs(9);
+    let tagged = comm.tagged(1).timeout(Duration::from_secs(9));
     let both = || {
         comm.group()
             .send(&*small, other)
@@ -104,6 +105,20 @@ fn of_communicator(held: &mut Held) -> Vec<Case> {
             is_refused(comm.set_timeout(Duration::from_secs(9))),
         ),
         ("Communicator::group", true),
+        ("Communicator::tagged", true),
+        ("Tagged::timeout", true),
+        (
+            "Tagged::start_send",
+            is_refused(tagged.start_send(small, 0)),
+        ),
+        (
+            "Tagged::start_recv",
+            is_refused(tagged.start_recv(small, 0)),
+        ),
+        (
+            "Tagged::start_recv_any",
+            is_refused(tagged.start_recv_any(small)),
+        ),
         ("Group::timeout", true),
         ("Group::send", true),
         ("Group::recv", true),
@@ -157,6 +172,8 @@ fn of_operations(held: &mut Held) -> Vec<Case> {
         "Operation::wait_timeout",
         "Operation::poll",
         "Operation::notify",
+        "Operation::source",
+        "Operation::cancel_receive",
         "Operation::fmt",
         "Operation::wait",
         "Operation::cancel",
@@ -176,6 +193,8 @@ fn of_operations(held: &mut Held) -> Vec<Case> {
         is_refused(first.wait_timeout(Duration::ZERO)),
         poll(&mut first),
         is_refused(first.notify(&held.queue, 1)),
+        first.source().is_none(),
+        is_refused(first.cancel_receive()),
         format!("{first:?}").contains("result"),
         is_refused(take().wait()),
         is_refused(take().cancel()),

@@ -77,7 +77,7 @@ impl Steps {
             self.commit(pending)
         });
         if let Some(place) = place {
-            place.end(result.as_ref().map(drop).map_err(Clone::clone));
+            place.end(result.as_ref().map(drop).map_err(Clone::clone), None);
         }
         result.map(Some)
     }

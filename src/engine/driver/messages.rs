@@ -9,7 +9,7 @@ use crate::engine::step_state::NONE;
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::kernel;
-use crate::limits::MESSAGES_PER_PEER;
+use crate::limits::{MESSAGES_PER_PEER, TAGGED_UNMATCHED};
 use crate::memory::View;
 use crate::schedule::{Action, StepId};
 use crate::transport::{Completion, Outcome, PostError};
@@ -26,9 +26,14 @@ impl Driver {
                 return Ok(Ran::Part);
             }
             let run = round.progress.run(step);
-            let (len, chunk) = (run.len, run.chunks_posted);
+            let (len, chunk, chunks_done) = (run.len, run.chunks_posted, run.chunks_done);
             let is_all = chunk == plan.chunks(len, per_chunk);
             if is_all || !run.has_chunk_credit() {
+                return Ok(Ran::Part);
+            }
+            let is_send = plan.kind == StepKind::Send;
+            if is_send && round.is_tagged() && chunk > 0 && chunks_done == 0 {
+                // Only the first chunk waits for a receive at the peer.
                 return Ok(Ran::Part);
             }
             let start = u64::from(chunk) * per_chunk;
@@ -47,7 +52,6 @@ impl Driver {
             let (view, got) = memory.locate(program, plan.buffer, (at, end - start));
             assert_eq!(got, end - start, "messages are contiguous");
             let (peer, number) = (plan.peer, plan.message);
-            let is_send = plan.kind == StepKind::Send;
             let posted = match is_send {
                 true => self.send(round, (step, chunk), (peer, number, &view)),
                 false => {
@@ -61,7 +65,12 @@ impl Driver {
             self.moved = true;
             round.progress.run(step).chunks_posted = chunk + 1;
             let is_last = chunk + 1 == plan.chunks(len, per_chunk);
-            if is_send && is_last {
+            let is_noted = if round.is_tagged() {
+                chunk == 0
+            } else {
+                is_last
+            };
+            if is_send && is_noted {
                 self.note_sent(round, peer);
             }
             if is_sent && self.end_chunk(round, step, chunk) {
@@ -70,12 +79,14 @@ impl Driver {
         }
     }
 
-    /// Notes that a whole message has been posted. Messages of pairs are sent one after another, so
-    /// the next one may be sent now.
+    /// Notes that a whole message has been posted, or the first chunk of one with a tag. Messages
+    /// of pairs are sent one after another, so the next one may be sent now.
     #[inline(always)]
     pub(super) fn note_sent(&mut self, round: &Round, peer: Rank) {
         if round.is_pairwise() {
             self.pair_heads[peer as usize] += 1;
+        } else if round.is_tagged() {
+            self.tagged_heads[peer as usize] += 1;
         }
     }
 
@@ -101,7 +112,7 @@ impl Driver {
         let Error::Left { rank, .. } = error else {
             return Err(error);
         };
-        if !round.is_pairwise() {
+        if round.sequence().is_some() {
             return Err(error);
         }
         round.lost.get_or_insert(rank);
@@ -174,6 +185,14 @@ impl Driver {
             return is_next.then(|| tag::pairwise(number, chunk));
         }
         let tag = tag::of_message(round.tag, number, chunk);
+        if round.is_tagged() {
+            // Messages with tags begin in order. Those that have begun find room: the others leave
+            // it to them.
+            let head = self.tagged_heads[peer as usize];
+            let may_begin = tag::tagged_distance(tag, head) == 0
+                && self.links.transport.backlog(peer, tag) < TAGGED_UNMATCHED;
+            return (chunk > 0 || may_begin).then_some(tag);
+        }
         let is_full = self.links.transport.backlog(peer, tag) >= MESSAGES_PER_PEER / 2;
         (!is_full).then_some(tag)
     }

@@ -308,7 +308,7 @@ impl ShmTransport {
     ) -> std::result::Result<(), String> {
         let matching = &mut self.peers[peer as usize].matching;
         let Some(posted) = matching.take_posted(tag) else {
-            return matching.keep(tag, header, Payload::Far(far));
+            return matching.keep(peer, (tag, header), Payload::Far(far), &mut self.ends);
         };
         let delivery = self.deliver_far(peer, posted, header, far);
         if !matches!(delivery, Delivery::Ended) {

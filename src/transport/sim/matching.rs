@@ -74,6 +74,12 @@ impl<M: Copy + PartialEq> Matcher<M> {
         }
     }
 
+    /// Whether a message of this stream has arrived and waits for a receive.
+    pub(super) fn is_waiting(&mut self, channel: Channel, tag: u64) -> bool {
+        let stream = self.find(channel, tag).map(|(streams, at)| &streams[at]);
+        stream.is_some_and(|stream| matches!(stream.messages.front(), Some((_, true))))
+    }
+
     /// A receive was posted.
     pub(super) fn handle_receive(&mut self, channel: Channel, tag: u64, receive: Receive) {
         let receives = &mut self.stream(channel, tag).receives;

@@ -15,7 +15,7 @@ use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phas
 use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::View;
-use crate::transport::{Atomic, Completion, Outcome, RemoteRange, tag_class};
+use crate::transport::{Atomic, Completion, Event, Outcome, RemoteRange, tag_class, tells_arrival};
 use crate::types::Rank;
 use std::sync::Arc;
 
@@ -147,6 +147,9 @@ impl State {
                 self.rank(peer).matcher.handle_arrival(channel, tag, id);
                 self.mark_ready(peer);
                 self.match_stream(peer, channel, tag, true);
+                if tells_arrival(tag) && self.rank(peer).matcher.is_waiting(channel, tag) {
+                    self.report(peer, Event::Unmatched(rank, tag));
+                }
             }
             return;
         }

@@ -123,7 +123,7 @@ impl Pair {
                     Event::Completion(end) => self.ends[at].push(end),
                     Event::PeerFailed(_, cause) => self.failures[at] = Some(cause),
                     Event::PeerLeft(..) => self.failures[at] = Some("it has left".into()),
-                    Event::Connected(_) => {}
+                    Event::Connected(_) | Event::Unmatched(..) => {}
                 }
             }
         }

@@ -436,6 +436,7 @@ impl Link {
                 }
                 Event::PeerFailed(_, cause) => Err(format!("the other side is gone: {cause}")),
                 Event::PeerLeft(..) => Err("the other side has left".into()),
+                Event::Unmatched(..) => Ok(()),
             });
         }
         self.events = events;

@@ -92,7 +92,10 @@ impl Peer {
         self.incoming.announce(transfer, total, is_eager)?;
         match self.matching.take_posted(tag) {
             Some(posted) => self.match_long(transfer, &posted, header, shared),
-            None => self.matching.keep(tag, header, Payload::Far(transfer))?,
+            None => {
+                let far = Payload::Far(transfer);
+                (self.matching).keep(self.rank, (tag, header), far, &mut shared.ends)?;
+            }
         }
         Ok(())
     }

@@ -99,7 +99,10 @@ impl Peer {
                 self.count_match(tag, shared);
                 Ok(())
             }
-            None => self.matching.keep(tag, header, Payload::Far(offered)),
+            None => {
+                let far = Payload::Far(offered);
+                (self.matching).keep(self.rank, (tag, header), far, &mut shared.ends)
+            }
         }
     }
 
