@@ -40,7 +40,7 @@
 /**
  * Minor version of the binary interface: it grows with each function, constant or field.
  */
-#define LINERATE_ABI_MINOR 1
+#define LINERATE_ABI_MINOR 2
 
 /**
  * A limit that does not end.

@@ -46,7 +46,7 @@ pub use words::*;
 /// of the crate.
 pub const LINERATE_ABI_MAJOR: u32 = 0;
 /// Minor version of the binary interface: it grows with each function, constant or field.
-pub const LINERATE_ABI_MINOR: u32 = 1;
+pub const LINERATE_ABI_MINOR: u32 = 2;
 
 /// The version of the binary interface of the library that runs: 65536 * major + minor. Threads:
 /// any. After fork: as before.
