@@ -80,6 +80,7 @@ impl End {
                 Event::Connected(_) => self.is_connected = true,
                 Event::PeerFailed(_, text) => panic!("the peer failed: {text}"),
                 Event::PeerLeft(..) => panic!("the peer has left"),
+                Event::Unmatched(..) => panic!("no message has such a tag"),
             }
         }
     }

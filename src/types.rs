@@ -445,11 +445,17 @@ pub enum Collective {
     Barrier = 10,
     /// A grouped set of sends and receives between pairs.
     SendRecv = 11,
+    /// Like `Gather` with a length per rank.
+    GatherV = 12,
+    /// Like `Scatter` with a length per rank.
+    ScatterV = 13,
+    /// Like `ReduceScatter` with a length per rank.
+    ReduceScatterV = 14,
 }
 
 impl Collective {
     /// Every collective, in the order of their codes.
-    pub const ALL: [Collective; 12] = [
+    pub const ALL: [Collective; 15] = [
         Collective::AllReduce,
         Collective::ReduceScatter,
         Collective::AllGather,
@@ -462,6 +468,9 @@ impl Collective {
         Collective::AllToAllV,
         Collective::Barrier,
         Collective::SendRecv,
+        Collective::GatherV,
+        Collective::ScatterV,
+        Collective::ReduceScatterV,
     ];
 
     /// Name as the command line spells it.
@@ -479,6 +488,9 @@ impl Collective {
             Collective::AllToAllV => "all-to-allv",
             Collective::Barrier => "barrier",
             Collective::SendRecv => "sendrecv",
+            Collective::GatherV => "gatherv",
+            Collective::ScatterV => "scatterv",
+            Collective::ReduceScatterV => "reduce-scatterv",
         }
     }
 
@@ -491,7 +503,10 @@ impl Collective {
     pub const fn is_reducing(self) -> bool {
         matches!(
             self,
-            Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce
+            Collective::AllReduce
+                | Collective::ReduceScatter
+                | Collective::ReduceScatterV
+                | Collective::Reduce
         )
     }
 
@@ -499,7 +514,23 @@ impl Collective {
     pub const fn is_rooted(self) -> bool {
         matches!(
             self,
-            Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
+            Collective::Broadcast
+                | Collective::Reduce
+                | Collective::Gather
+                | Collective::GatherV
+                | Collective::Scatter
+                | Collective::ScatterV
+        )
+    }
+
+    /// Whether every rank has a part of its own length, which all ranks know.
+    pub const fn has_part_lengths(self) -> bool {
+        matches!(
+            self,
+            Collective::AllGatherV
+                | Collective::GatherV
+                | Collective::ScatterV
+                | Collective::ReduceScatterV
         )
     }
 

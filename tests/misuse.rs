@@ -309,6 +309,18 @@ fn lengths_that_do_not_fit_are_refused_in_every_collective() {
             comm.all_gather_v_in_place(&mut one, &[u64::MAX, u64::MAX]),
             "all-gatherv",
         );
+        let none = if comm.rank() == 0 {
+            "8 are needed"
+        } else {
+            "1 are needed"
+        };
+        refused(comm.gather_v(&one, &mut two, &[8, 1], 0), none);
+        refused(comm.scatter_v(&two, &mut one, &[8, 1], 0), none);
+        refused(comm.reduce_scatter_v(&two, &mut one, &[8, 1], op), none);
+        if comm.rank() == 0 {
+            refused(comm.gather_v(&one, &mut two, &[7, 9], 0), "64 are needed");
+            refused(comm.scatter_v(&two, &mut one, &[7, 9], 0), "64 are needed");
+        }
         refused(comm.all_to_all(&one[1..], &mut two), "6 are needed");
         refused(comm.all_to_all(&one, &mut two), "2 equal blocks");
         refused(comm.all_to_all_in_place(&mut one), "2 equal blocks");

@@ -101,7 +101,7 @@ def read_cacheline(text):
 
 
 # No in-place form.
-OUT_OF_PLACE = ("all-gatherv", "all-to-allv", "sendrecv", "barrier")
+OUT_OF_PLACE = ("all-gatherv", "gatherv", "scatterv", "reduce-scatterv", "all-to-allv", "sendrecv", "barrier")
 
 
 def protected(protection, argv):

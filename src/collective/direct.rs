@@ -4,7 +4,7 @@
 //! memory is reached signals all ranks, so that all know whether the call can go on.
 
 use super::Request;
-use super::slots::gathered;
+use super::slots::parts;
 use super::stage::begin;
 use crate::schedule::{BufferId, Builder, Extent, Lane, Operand, Range, Schedule};
 
@@ -58,6 +58,21 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
     b.build()
 }
 
+/// Reduce-scatter with a length per rank.
+pub(super) fn reduce_scatter_v(request: &Request) -> Schedule {
+    let mut b = begin(request, "direct");
+    let parts = parts(&mut b, request);
+    let own = parts.among(request.rank);
+    meet(&mut b, request, ARRIVED);
+    b.reduce_from(
+        across(request, own, own),
+        vec![Operand::Local(parts.own)],
+        true,
+    );
+    meet(&mut b, request, DONE);
+    b.build()
+}
+
 /// Reduce: rank r reduces block r of all inputs into the root's output; not premultiplied, because
 /// other ranks have no room for the products.
 pub(super) fn reduce(request: &Request) -> Schedule {
@@ -91,15 +106,15 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-gather with a length per rank (see [`super::all_gather_v_slots`]).
+/// All-gather with a length per rank (see [`super::part_slots`]).
 pub(super) fn all_gather_v(request: &Request) -> Schedule {
     let mut b = begin(request, "direct");
-    let slots = gathered(&mut b, request);
+    let parts = parts(&mut b, request);
     b.signal(request.peers(), ARRIVED);
-    b.copy(slots.own, slots.part(request.rank));
+    b.copy(parts.own, parts.among(request.rank));
     b.wait(request.peers(), ARRIVED);
     for peer in request.peers() {
-        b.get(peer, slots.peer_input(peer), slots.part(peer));
+        b.get(peer, parts.alone(peer), parts.among(peer));
     }
     meet(&mut b, request, DONE);
     b.build()
@@ -122,6 +137,15 @@ pub(super) fn scatter(request: &Request) -> Schedule {
     b.build()
 }
 
+/// Scatter with a length per rank.
+pub(super) fn scatter_v(request: &Request) -> Schedule {
+    let mut b = begin(request, "direct");
+    let parts = parts(&mut b, request);
+    let among = parts.among(request.rank);
+    from_root(&mut b, request, among, parts.own, among);
+    b.build()
+}
+
 /// The root copies `own`, the others fetch `theirs` from it, both to `output`.
 fn from_root(b: &mut Builder, request: &Request, own: Range, output: Range, theirs: Range) {
     if request.rank == request.root {
@@ -138,18 +162,37 @@ fn from_root(b: &mut Builder, request: &Request, own: Range, output: Range, thei
 /// Gather: every rank stores its part in the root's output.
 pub(super) fn gather(request: &Request) -> Schedule {
     let mut b = begin(request, "direct");
-    let (rank, root) = (request.rank, request.root);
-    let own = request.input(0, 0, 1, 1);
-    if rank == root {
+    let (own, rank) = (request.input(0, 0, 1, 1), request.rank);
+    let here = request.output(rank, 0, 1, 1);
+    to_root(
+        &mut b,
+        request,
+        own,
+        (here, request.peer_output(rank, 0, 1, 1)),
+    );
+    b.build()
+}
+
+/// Gather with a length per rank.
+pub(super) fn gather_v(request: &Request) -> Schedule {
+    let mut b = begin(request, "direct");
+    let parts = parts(&mut b, request);
+    let among = parts.among(request.rank);
+    to_root(&mut b, request, parts.own, (among, among));
+    b.build()
+}
+
+/// The root copies `own` to `here`, the others store it `there` in the root's output.
+fn to_root(b: &mut Builder, request: &Request, own: Range, (here, there): (Range, Range)) {
+    if request.rank == request.root {
         b.signal(request.peers(), ARRIVED);
-        b.copy(own, request.output(rank, 0, 1, 1));
+        b.copy(own, here);
         b.wait(request.peers(), DONE);
     } else {
-        b.wait(vec![root], ARRIVED);
-        b.put(root, own, request.peer_output(rank, 0, 1, 1));
-        b.signal(vec![root], DONE);
+        b.wait(vec![request.root], ARRIVED);
+        b.put(request.root, own, there);
+        b.signal(vec![request.root], DONE);
     }
-    b.build()
 }
 
 /// All-to-all: every rank fetches its parts. In place, they wait in scratch until all ranks have

@@ -1,7 +1,7 @@
 //! Every rank meets every rank, in rounds of pairs; or every rank meets the root.
 
 use super::Request;
-use super::slots::exchanged;
+use super::slots::{exchanged, parts};
 use super::stage::{begin, contributions, double_buffer, part_in};
 use crate::pattern::pairwise::partner;
 use crate::schedule::{Builder, Extent, Range, Schedule};
@@ -26,6 +26,35 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
     };
     let sources = (0..ranks).map(source).collect();
     b.reduce(sources, request.output(0, 0, 1, 1), true);
+    b.build()
+}
+
+/// Reduce-scatter with a length per rank, as [`reduce_scatter`].
+pub(super) fn reduce_scatter_v(request: &Request) -> Schedule {
+    let mut b = begin(request, "pairwise");
+    let parts = parts(&mut b, request);
+    let (rank, ranks) = (request.rank, request.ranks);
+    let contributions: Vec<Range> = (0..ranks)
+        .map(|part| match request.premultiply {
+            false => parts.among(part),
+            true => {
+                let product = Range::new(b.scratch(parts.length(part)), parts.length(part));
+                b.premultiply(parts.among(part), product);
+                product
+            }
+        })
+        .collect();
+    let mut sources = contributions.clone();
+    for round in 0..ranks {
+        let peer = partner(rank, round, ranks);
+        if peer != rank {
+            let arrival = Range::new(b.scratch(parts.length(rank)), parts.length(rank));
+            b.send(peer, contributions[peer as usize]);
+            b.recv(peer, arrival);
+            sources[peer as usize] = arrival;
+        }
+    }
+    b.reduce(sources, parts.own, true);
     b.build()
 }
 
@@ -106,6 +135,36 @@ pub(super) fn scatter(request: &Request) -> Schedule {
         b.copy(request.input(request.rank, 0, 1, 1), own);
     } else {
         b.recv(request.root, own);
+    }
+    b.build()
+}
+
+/// Gather with a length per rank (see [`super::part_slots`]): every rank sends to the root.
+pub(super) fn gather_v(request: &Request) -> Schedule {
+    let mut b = begin(request, "linear");
+    let parts = parts(&mut b, request);
+    if request.rank == request.root {
+        b.copy(parts.own, parts.among(request.rank));
+        for peer in request.peers() {
+            b.recv(peer, parts.among(peer));
+        }
+    } else {
+        b.send(request.root, parts.own);
+    }
+    b.build()
+}
+
+/// Scatter with a length per rank: the root sends to every rank.
+pub(super) fn scatter_v(request: &Request) -> Schedule {
+    let mut b = begin(request, "linear");
+    let parts = parts(&mut b, request);
+    if request.rank == request.root {
+        for peer in request.peers() {
+            b.send(peer, parts.among(peer));
+        }
+        b.copy(parts.among(request.rank), parts.own);
+    } else {
+        b.recv(request.root, parts.own);
     }
     b.build()
 }

@@ -9,10 +9,10 @@ use crate::types::{Collective, Rank};
 ///
 /// Buffer layouts, with `count` as the caller gives it: see [`Collective`]. In place means:
 /// * allreduce, broadcast, reduce, all-to-all: input and output are the same memory;
-/// * all-gather, gather (root): the input is part `rank` of the output;
-/// * reduce-scatter, scatter (root): the output is part `rank` of the input. Here ranges are
-///   expressed in the *input*, and everywhere else in the output, so that the builder sees what
-///   overlaps.
+/// * all-gather, gather (root), also with lengths: the input is part `rank` of the output;
+/// * reduce-scatter, scatter (root), also with lengths: the output is part `rank` of the input.
+///   Here ranges are expressed in the *input*, and everywhere else in the output, so that the
+///   builder sees what overlaps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Which collective.
@@ -45,6 +45,9 @@ impl Request {
             Collective::Scatter => (if is_root { self.ranks } else { 0 }, 1),
             Collective::AllToAll => (self.ranks, self.ranks),
             Collective::AllGatherV
+            | Collective::GatherV
+            | Collective::ScatterV
+            | Collective::ReduceScatterV
             | Collective::AllToAllV
             | Collective::Barrier
             | Collective::SendRecv => (0, 0),
@@ -56,7 +59,11 @@ impl Request {
     pub fn is_aliased(&self) -> bool {
         let is_root_only = matches!(
             self.collective,
-            Collective::Reduce | Collective::Gather | Collective::Scatter
+            Collective::Reduce
+                | Collective::Gather
+                | Collective::GatherV
+                | Collective::Scatter
+                | Collective::ScatterV
         );
         self.in_place && (!is_root_only || self.rank == self.root)
     }

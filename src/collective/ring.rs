@@ -4,7 +4,7 @@
 //! workstations" (JPDC 2009).
 
 use super::Request;
-use super::slots::gathered;
+use super::slots::parts;
 use super::stage::{Group, Part, Vector, begin, contributions, double_buffer, part_in};
 use crate::pattern::ring::{after, before};
 use crate::schedule::{BufferId, Builder, Extent, Range, Schedule};
@@ -98,12 +98,12 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
     b.build()
 }
 
-/// All-gather with a length per rank (see [`super::all_gather_v_slots`]).
+/// All-gather with a length per rank (see [`super::part_slots`]).
 pub(super) fn all_gather_v(request: &Request) -> Schedule {
     let mut b = begin(request, "ring");
-    let slots = gathered(&mut b, request);
-    b.copy(slots.own, slots.part(request.rank));
-    circulate(&mut b, request, |part| slots.part(part));
+    let parts = parts(&mut b, request);
+    b.copy(parts.own, parts.among(request.rank));
+    circulate(&mut b, request, |part| parts.among(part));
     b.build()
 }
 

@@ -3,13 +3,14 @@
 use super::Request;
 use crate::error::{Error, Result};
 use crate::schedule::{BufferId, Builder, Extent, Range, Schedule, SlotId};
-use crate::types::Rank;
+use crate::types::{Collective, Rank};
 
-/// Values of the slots of an all-gatherv. Slots `2 * r` and `2 * r + 1`: offset and length of rank
-/// r's part in the output; slot `2 * ranks`: 0, where a rank's own part begins in its input. Parts
-/// lie one after another. All ranks have equal values.
-pub fn all_gather_v_slots(receive_counts: &[u64]) -> Vec<u64> {
-    let mut slots = layout(receive_counts);
+/// Values of the slots of a collective with a part of its own length for every rank. Slots `2 * r`
+/// and `2 * r + 1`: offset and length of rank r's part in the buffer that has all parts, where they
+/// lie one after another; slot `2 * ranks`: 0, where a part begins in a buffer of its own. All
+/// ranks have equal values.
+pub fn part_slots(counts: &[u64]) -> Vec<u64> {
+    let mut slots = layout(counts);
     slots.push(0);
     slots
 }
@@ -37,42 +38,53 @@ fn layout(counts: &[u64]) -> Vec<u64> {
     slots
 }
 
-/// Ranges of an all-gatherv.
-pub(super) struct Gathered {
+/// Ranges of a collective with a part of its own length for every rank.
+pub(super) struct Parts {
     first: SlotId,
-    /// This rank's part in its input.
-    pub own: Range,
-    /// Where a peer's part begins in its input.
+    /// Where a part begins in a buffer of its own.
     origin: SlotId,
+    /// The buffer that has all parts, and the one that has one.
+    buffers: (BufferId, BufferId),
+    /// This rank's part where it is alone; in place it lies among the others.
+    pub own: Range,
 }
 
-impl Gathered {
-    /// A rank's part in the output.
-    pub fn part(&self, rank: Rank) -> Range {
-        Range::new(BufferId::OUTPUT, pair(self.first, rank))
+impl Parts {
+    /// A rank's part among all.
+    pub fn among(&self, rank: Rank) -> Range {
+        Range::new(self.buffers.0, pair(self.first, rank))
     }
 
-    /// A peer's part in its input.
-    pub fn peer_input(&self, rank: Rank) -> Range {
-        let Extent::Slots { length, .. } = pair(self.first, rank) else {
-            unreachable!("pairs are slots")
-        };
-        let offset = self.origin;
-        Range::new(BufferId::INPUT, Extent::Slots { offset, length })
+    /// A rank's part in the buffer of that rank that has it alone.
+    pub fn alone(&self, rank: Rank) -> Range {
+        Range::new(self.buffers.1, self.length(rank))
+    }
+
+    /// As long as a rank's part, at the beginning of a buffer.
+    pub fn length(&self, rank: Rank) -> Extent {
+        Extent::Slots {
+            offset: self.origin,
+            length: self.first + 2 * rank as SlotId + 1,
+        }
     }
 }
 
-pub(super) fn gathered(b: &mut Builder, request: &Request) -> Gathered {
+pub(super) fn parts(b: &mut Builder, request: &Request) -> Parts {
     let first = b.slots(2 * request.ranks as u16 + 1);
-    let mut gathered = Gathered {
-        first,
-        own: Range::new(BufferId::OUTPUT, pair(first, request.rank)),
-        origin: first + 2 * request.ranks as u16,
+    let buffers = match request.collective {
+        Collective::ScatterV | Collective::ReduceScatterV => (BufferId::INPUT, BufferId::OUTPUT),
+        _ => (BufferId::OUTPUT, BufferId::INPUT),
     };
-    if !request.in_place {
-        gathered.own = gathered.peer_input(request.rank);
+    let mut parts = Parts {
+        first,
+        origin: first + 2 * request.ranks as u16,
+        buffers,
+        own: Range::new(buffers.0, pair(first, request.rank)),
+    };
+    if !request.is_aliased() {
+        parts.own = parts.alone(request.rank);
     }
-    gathered
+    parts
 }
 
 /// Ranges of an all-to-allv.

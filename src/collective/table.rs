@@ -138,6 +138,18 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
             "dissemination" MESSAGES bruck::barrier, dissemination;
         }
         SendRecv {}
+        GatherV {
+            "direct" DIRECT direct::gather_v, direct_root;
+            "linear" MESSAGES pairwise::gather_v, linear;
+        }
+        ScatterV {
+            "direct" DIRECT direct::scatter_v, direct_root;
+            "linear" MESSAGES pairwise::scatter_v, linear;
+        }
+        ReduceScatterV {
+            "direct" DIRECT_PLAIN direct::reduce_scatter_v, direct_reduce_scatter;
+            "pairwise" MESSAGES pairwise::reduce_scatter_v, pairwise_reduce_scatter;
+        }
     }
 }
 

@@ -86,7 +86,7 @@ fn slots_of(collective: Collective, ranks: u32, count: u64) -> Vec<Vec<u64>> {
     let to_all = |from: u32| (0..ranks).map(|to| length(from, to)).collect::<Vec<_>>();
     let from_all = |to: u32| (0..ranks).map(|from| length(from, to)).collect::<Vec<_>>();
     let slots = |rank| match collective {
-        Collective::AllGatherV => all_gather_v_slots(&to_all(0)),
+        _ if collective.has_part_lengths() => part_slots(&to_all(0)),
         Collective::AllToAllV => all_to_all_v_slots(&to_all(rank), &from_all(rank)),
         Collective::Barrier => BARRIER_SLOTS.to_vec(),
         _ => Vec::new(),
@@ -152,7 +152,11 @@ fn allreduce_is_correct_for_every_algorithm_and_number_of_ranks() {
 
 #[test]
 fn reduce_scatter_and_reduce_are_correct() {
-    sweep(&[Collective::ReduceScatter, Collective::Reduce]);
+    sweep(&[
+        Collective::ReduceScatter,
+        Collective::ReduceScatterV,
+        Collective::Reduce,
+    ]);
 }
 
 #[test]
@@ -161,12 +165,17 @@ fn gathering_collectives_are_correct() {
         Collective::AllGather,
         Collective::AllGatherV,
         Collective::Gather,
+        Collective::GatherV,
     ]);
 }
 
 #[test]
 fn broadcast_and_scatter_are_correct() {
-    sweep(&[Collective::Broadcast, Collective::Scatter]);
+    sweep(&[
+        Collective::Broadcast,
+        Collective::Scatter,
+        Collective::ScatterV,
+    ]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub(super) fn arguments(call: &Call<'_>, checked: &Checked) -> Arguments {
     Arguments {
         collective: call.collective,
         count: match call.collective {
-            Collective::AllGatherV => call.receive_counts.iter().sum(),
+            of if of.has_part_lengths() => call.receive_counts.iter().sum(),
             Collective::AllToAllV => 0,
             _ => call.count,
         },
@@ -35,7 +35,7 @@ pub(super) fn arguments(call: &Call<'_>, checked: &Checked) -> Arguments {
 /// The lengths and offsets that the call's schedule leaves open.
 pub(super) fn slots(call: &Call<'_>) -> Cow<'static, [u64]> {
     match call.collective {
-        Collective::AllGatherV => collective::all_gather_v_slots(call.receive_counts).into(),
+        of if of.has_part_lengths() => collective::part_slots(call.receive_counts).into(),
         Collective::AllToAllV => {
             collective::all_to_all_v_slots(call.send_counts, call.receive_counts).into()
         }

@@ -106,8 +106,9 @@ impl CollectiveBuilder<'_> {
         self
     }
 
-    /// For an all-gatherv or an all-to-allv: how many elements this rank receives from each rank.
-    /// They lie one after another in the output.
+    /// For an all-to-allv: how many elements this rank receives from each rank. They lie one after
+    /// another in the output. For an all-gatherv, a gatherv, a scatterv and a reduce-scatterv: how
+    /// many elements the part of each rank has, equal on all ranks.
     pub fn receive_counts(mut self, counts: &[u64]) -> Self {
         self.receive_counts = counts.to_vec();
         self

@@ -11,8 +11,7 @@ use std::time::Duration;
 pub struct Call<'a> {
     /// The collective.
     pub collective: Collective,
-    /// Elements per rank. An all-gatherv and an all-to-allv use `receive_counts` and `send_counts`
-    /// instead.
+    /// Elements per rank. Collectives with lengths use `receive_counts` and `send_counts` instead.
     pub count: u64,
     /// Element type.
     pub dtype: DataType,
@@ -27,8 +26,9 @@ pub struct Call<'a> {
     /// How many elements this rank sends to each rank (`AllToAllV`). They lie one after another in
     /// the input.
     pub send_counts: &'a [u64],
-    /// How many elements this rank receives from each rank (`AllToAllV`, and `AllGatherV`, where
-    /// the counts are equal on all ranks). They lie one after another in the output.
+    /// How many elements this rank receives from each rank (`AllToAllV`), or how many the part of
+    /// each rank has, equal on all ranks (`AllGatherV`, `GatherV`, `ScatterV`, `ReduceScatterV`).
+    /// They lie one after another in the buffer that has all parts.
     pub receive_counts: &'a [u64],
     /// The sends and receives of a `SendRecv`.
     pub transfers: &'a [Transfer],

@@ -117,18 +117,24 @@ impl Lengths {
             Collective::Gather => (count, at_root(all)),
             Collective::Scatter => (at_root(all), count),
             Collective::AllToAll => (all, all),
-            Collective::AllGatherV => {
-                let counts = counted(call, "receive_counts", call.receive_counts, ranks)?;
-                (call.receive_counts[rank as usize], counts)
+            of if of.has_part_lengths() => {
+                let sum = counted(call, "receive_counts", call.receive_counts, ranks)?;
+                let own = call.receive_counts[rank as usize];
+                match of {
+                    Collective::AllGatherV => (own, sum),
+                    Collective::GatherV => (own, at_root(sum)),
+                    Collective::ScatterV => (at_root(sum), own),
+                    _ => (sum, own),
+                }
             }
             Collective::AllToAllV => (
                 counted(call, "send_counts", call.send_counts, ranks)?,
                 counted(call, "receive_counts", call.receive_counts, ranks)?,
             ),
-            Collective::Barrier | Collective::SendRecv => (0, 0),
+            _ => (0, 0),
         };
         let own_part = match call.collective {
-            Collective::AllGatherV => call.receive_counts[..rank as usize].iter().sum(),
+            of if of.has_part_lengths() => call.receive_counts[..rank as usize].iter().sum(),
             _ => u64::from(rank) * count,
         };
         Ok(Lengths {
@@ -206,8 +212,14 @@ fn find_in_place(call: &Call<'_>, rank: Rank, lengths: &Lengths) -> Result<bool>
     let element = call.dtype.size_bytes() as isize;
     let part = lengths.own_part as isize * element;
     let wanted = match call.collective {
-        Collective::AllGather | Collective::Gather | Collective::AllGatherV => -part,
-        Collective::ReduceScatter | Collective::Scatter => part,
+        Collective::AllGather
+        | Collective::Gather
+        | Collective::AllGatherV
+        | Collective::GatherV => -part,
+        Collective::ReduceScatter
+        | Collective::Scatter
+        | Collective::ReduceScatterV
+        | Collective::ScatterV => part,
         _ => 0,
     };
     let has_form = call.collective != Collective::AllToAllV;

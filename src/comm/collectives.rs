@@ -121,6 +121,34 @@ impl Communicator {
         self.run_lent(of.on(data.raw(), &own)?)
     }
 
+    /// As [`Communicator::reduce_scatter`], where block r has `counts[r]` elements. `counts` are
+    /// equal on all ranks. Like MPI_Reduce_scatter.
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        mut input: impl Input<T>,
+        mut output: impl Output<T>,
+        counts: &[u64],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (input, output) = (input.lend(), output.lend());
+        let of = self.shape::<T>(Collective::ReduceScatterV).by(op);
+        self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
+    }
+
+    /// As [`Communicator::reduce_scatter_v`] in `data`, which has one block of `counts[r]` elements
+    /// for each rank r: the output is this rank's block. The others are as they were.
+    pub fn reduce_scatter_v_in_place<T: Element>(
+        &self,
+        mut data: impl Output<T>,
+        counts: &[u64],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let data = data.lend();
+        let of = self.shape::<T>(Collective::ReduceScatterV).by(op);
+        let own = of.own_block_of(data.raw(), counts)?;
+        self.run_lent(of.on_counts(data.raw(), &own, counts)?)
+    }
+
     /// Copies `input` of every rank to that rank's block of `output` on all ranks. Like
     /// ncclAllGather.
     pub fn all_gather<T: Element>(
@@ -181,6 +209,20 @@ impl Communicator {
         self.run_lent(of.on(input.raw(), output.raw())?)
     }
 
+    /// As [`Communicator::gather`], with `counts[r]` elements from rank r. `counts` are equal on
+    /// all ranks. Like MPI_Gatherv.
+    pub fn gather_v<T: Element>(
+        &self,
+        mut input: impl Input<T>,
+        mut output: impl Output<T>,
+        counts: &[u64],
+        root: Rank,
+    ) -> Result<()> {
+        let (input, output) = (input.lend(), output.lend());
+        let of = self.shape::<T>(Collective::GatherV).at(root);
+        self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
+    }
+
     /// Copies block r of the root's `input` to `output` of rank r. `input` of the other ranks is
     /// ignored: give `&[]`.
     pub fn scatter<T: Element>(
@@ -192,6 +234,20 @@ impl Communicator {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::Scatter).at(root);
         self.run_lent(of.on(input.raw(), output.raw())?)
+    }
+
+    /// As [`Communicator::scatter`], with `counts[r]` elements to rank r. `counts` are equal on all
+    /// ranks. Like MPI_Scatterv.
+    pub fn scatter_v<T: Element>(
+        &self,
+        mut input: impl Input<T>,
+        mut output: impl Output<T>,
+        counts: &[u64],
+        root: Rank,
+    ) -> Result<()> {
+        let (input, output) = (input.lend(), output.lend());
+        let of = self.shape::<T>(Collective::ScatterV).at(root);
+        self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
     }
 
     /// Copies block r of `input` to rank r, which stores it in its `output` as the block of this

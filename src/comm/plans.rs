@@ -151,7 +151,7 @@ impl Plans {
     pub fn plan(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
         match call.collective {
             Collective::SendRecv => return self.plan_transfers(call),
-            Collective::AllGatherV | Collective::AllToAllV => {
+            of if of == Collective::AllToAllV || of.has_part_lengths() => {
                 return self.plan_anew(call, in_place);
             }
             _ => {}
@@ -362,7 +362,7 @@ impl Plans {
 /// Bytes of `count` elements, by which an algorithm is chosen. Equal on all ranks.
 fn bytes_of(call: &Call) -> u64 {
     let elements = match call.collective {
-        Collective::AllGatherV => call.receive_counts.iter().copied().max().unwrap_or(0),
+        of if of.has_part_lengths() => call.receive_counts.iter().copied().max().unwrap_or(0),
         // Counts differ between ranks, but all ranks must choose alike.
         Collective::AllToAllV => 0,
         _ => call.count,

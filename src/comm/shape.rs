@@ -76,18 +76,27 @@ impl<T: Element> Shape<T> {
         })
     }
 
-    /// The call of an all-gatherv.
+    /// The call of a collective with a length per rank. A buffer that this rank does not need in a
+    /// rooted one is ignored.
     pub(super) fn on_counts<'a>(
         &self,
         input: &'a RawBuffer,
         output: &'a RawBuffer,
         counts: &'a [u64],
     ) -> Result<Call<'a>> {
+        use Collective::{GatherV, ReduceScatterV, ScatterV};
         let (_, own) = self.own_place(counts)?;
-        self.check("input", len::<T>(input), own)?;
+        let is_root = self.rank == self.root;
+        let (one, what) = match self.collective {
+            ScatterV | ReduceScatterV => (output, "output"),
+            _ => (input, "input"),
+        };
+        self.check(what, len::<T>(one), own)?;
         Ok(Call {
+            input: (is_root || self.collective != ScatterV).then_some(input),
+            output: (is_root || self.collective != GatherV).then_some(output),
             receive_counts: counts,
-            ..self.call(0).with(input, output)
+            ..self.call(0)
         })
     }
 

@@ -98,6 +98,30 @@ impl Communicator {
         self.start_and_overlap(&of.on(data.raw(), &own)?)
     }
 
+    /// Starts [`Communicator::reduce_scatter_v`].
+    pub fn start_reduce_scatter_v<T: Element>(
+        &self,
+        input: &Buffer<T>,
+        output: &Buffer<T>,
+        counts: &[u64],
+        op: ReduceOp,
+    ) -> Result<Operation> {
+        let of = self.shape::<T>(Collective::ReduceScatterV).by(op);
+        self.start_and_overlap(&of.on_counts(input.raw(), output.raw(), counts)?)
+    }
+
+    /// Starts [`Communicator::reduce_scatter_v_in_place`].
+    pub fn start_reduce_scatter_v_in_place<T: Element>(
+        &self,
+        data: &Buffer<T>,
+        counts: &[u64],
+        op: ReduceOp,
+    ) -> Result<Operation> {
+        let of = self.shape::<T>(Collective::ReduceScatterV).by(op);
+        let own = of.own_block_of(data.raw(), counts)?;
+        self.start_and_overlap(&of.on_counts(data.raw(), &own, counts)?)
+    }
+
     /// Starts [`Communicator::all_gather`].
     pub fn start_all_gather<T: Element>(
         &self,
@@ -148,6 +172,18 @@ impl Communicator {
         self.start_and_overlap(&of.on(input.raw(), output.raw())?)
     }
 
+    /// Starts [`Communicator::gather_v`].
+    pub fn start_gather_v<T: Element>(
+        &self,
+        input: &Buffer<T>,
+        output: &Buffer<T>,
+        counts: &[u64],
+        root: Rank,
+    ) -> Result<Operation> {
+        let of = self.shape::<T>(Collective::GatherV).at(root);
+        self.start_and_overlap(&of.on_counts(input.raw(), output.raw(), counts)?)
+    }
+
     /// Starts [`Communicator::scatter`].
     pub fn start_scatter<T: Element>(
         &self,
@@ -157,6 +193,18 @@ impl Communicator {
     ) -> Result<Operation> {
         let of = self.shape::<T>(Collective::Scatter).at(root);
         self.start_and_overlap(&of.on(input.raw(), output.raw())?)
+    }
+
+    /// Starts [`Communicator::scatter_v`].
+    pub fn start_scatter_v<T: Element>(
+        &self,
+        input: &Buffer<T>,
+        output: &Buffer<T>,
+        counts: &[u64],
+        root: Rank,
+    ) -> Result<Operation> {
+        let of = self.shape::<T>(Collective::ScatterV).at(root);
+        self.start_and_overlap(&of.on_counts(input.raw(), output.raw(), counts)?)
     }
 
     /// Starts [`Communicator::all_to_all`].

@@ -46,11 +46,14 @@ pub(super) fn signature_of(arguments: &Arguments, prepared: &Prepared, slots: &[
     );
     match arguments.collective {
         // All ranks pass the same slots, so they are compared, too.
-        Collective::AllGatherV => {
+        of if of.has_part_lengths() => {
             let hash = slots
                 .iter()
                 .fold(0, |hash, &slot| crate::prng::mix(hash ^ slot));
-            signature.with_counts(hash)
+            match of {
+                Collective::AllGatherV => signature.with_counts(hash),
+                _ => signature.with_hash_of_counts(hash),
+            }
         }
         _ => signature,
     }

@@ -70,6 +70,13 @@ impl Signature {
         )
     }
 
+    /// This signature for another collective with a length per rank, which has a root or an
+    /// operator: the hash takes the place of the count.
+    pub fn with_hash_of_counts(self, hash: u64) -> Signature {
+        let at = 64 - COUNT_BITS;
+        Signature(self.0 & ((1 << at) - 1) | hash << at)
+    }
+
     /// The arguments as a part of a sentence: `allreduce of 5 f32 (sum)`.
     pub fn describe(self) -> String {
         let mut bits = self.0;
@@ -90,6 +97,9 @@ impl Signature {
         let mut text = match collective {
             // Each pair of ranks has a count of its own.
             Collective::AllToAllV => format!("{collective} of {dtype}"),
+            of if of.has_part_lengths() && of != Collective::AllGatherV => {
+                format!("{collective} of {dtype} (counts #{:04x})", count & 0xffff)
+            }
             _ => format!("{collective} of {count} {dtype}"),
         };
         if collective.is_reducing() {

@@ -55,7 +55,7 @@ impl Prepared {
             .input(&self.input)
             .output(&self.output);
         let builder = match case.collective {
-            Collective::AllGatherV => builder.receive_counts(&counts(&|r| case.v_count(r, 0))),
+            of if of.has_part_lengths() => builder.receive_counts(&counts(&|r| case.v_count(r, 0))),
             Collective::AllToAllV => builder
                 .send_counts(&counts(&|r| case.v_count(rank, r)))
                 .receive_counts(&counts(&|r| case.v_count(r, rank))),
@@ -93,6 +93,7 @@ impl Case {
     fn lens(&self, rank: Rank) -> (u64, u64) {
         let (n, p) = (self.count, u64::from(self.ranks));
         let at_root = |x| if rank == self.root { x } else { 0 };
+        let (own, all) = (self.v_count(rank, 0), self.before(self.ranks));
         match self.collective {
             Collective::AllReduce => (n, n),
             Collective::Broadcast => (at_root(n), n),
@@ -102,16 +103,21 @@ impl Case {
             Collective::Gather => (n, at_root(n * p)),
             Collective::Scatter => (at_root(n * p), n),
             Collective::AllToAll => (n * p, n * p),
-            Collective::AllGatherV => (
-                self.v_count(rank, 0),
-                (0..self.ranks).map(|r| self.v_count(r, 0)).sum(),
-            ),
+            Collective::AllGatherV => (own, all),
+            Collective::GatherV => (own, at_root(all)),
+            Collective::ScatterV => (at_root(all), own),
+            Collective::ReduceScatterV => (all, own),
             Collective::AllToAllV => (
                 (0..self.ranks).map(|r| self.v_count(rank, r)).sum(),
                 (0..self.ranks).map(|r| self.v_count(r, rank)).sum(),
             ),
             Collective::Barrier | Collective::SendRecv => (0, 0),
         }
+    }
+
+    /// Elements of the parts of the ranks before this one.
+    fn before(&self, rank: Rank) -> u64 {
+        (0..rank).map(|r| self.v_count(r, 0)).sum()
     }
 
     /// Whether its algorithm can run where all ranks map each other's memory.
@@ -140,27 +146,25 @@ impl Case {
         if self.collective == Collective::SendRecv {
             return self.prepare_transfers(rank, alloc);
         }
-        let is_rooted = matches!(
-            self.collective,
-            Collective::Reduce | Collective::Gather | Collective::Scatter | Collective::Broadcast
-        );
         let in_place = self.in_place
             && self.collective != Collective::AllToAllV
-            && (!is_rooted || rank == self.root);
+            && (!self.collective.is_rooted() || rank == self.root);
         let (input, output) = if in_place && self.collective != Collective::Barrier {
             let whole = alloc(input_len.max(output_len) as usize);
             let own: u64 = match self.collective {
-                Collective::AllGatherV => (0..rank).map(|r| self.v_count(r, 0)).sum(),
+                of if of.has_part_lengths() => self.before(rank),
                 _ => u64::from(rank) * self.count,
             };
             let part = |len: u64| whole.range(own as usize..(own + len) as usize);
             match self.collective {
-                Collective::AllGather | Collective::Gather | Collective::AllGatherV => {
-                    (part(input_len), whole.clone())
-                }
-                Collective::ReduceScatter | Collective::Scatter => {
-                    (whole.clone(), part(output_len))
-                }
+                Collective::AllGather
+                | Collective::Gather
+                | Collective::AllGatherV
+                | Collective::GatherV => (part(input_len), whole.clone()),
+                Collective::ReduceScatter
+                | Collective::Scatter
+                | Collective::ReduceScatterV
+                | Collective::ScatterV => (whole.clone(), part(output_len)),
                 _ => (whole.clone(), whole.clone()),
             }
         } else {
@@ -214,7 +218,9 @@ impl Case {
             Collective::Broadcast => of(self.root, 0, n),
             Collective::AllGather => parts(&|r| of(r, 0, n)),
             Collective::Gather if rank == self.root => parts(&|r| of(r, 0, n)),
-            Collective::Gather | Collective::Barrier => Vec::new(),
+            Collective::GatherV if rank == self.root => parts(&|r| of(r, 0, self.v_count(r, 0))),
+            Collective::Gather | Collective::GatherV | Collective::Barrier => Vec::new(),
+            Collective::ScatterV => of(self.root, self.before(rank), self.v_count(rank, 0)),
             Collective::Scatter => of(self.root, u64::from(rank) * n, n),
             Collective::AllToAll => parts(&|r| of(r, u64::from(rank) * n, n)),
             Collective::AllGatherV => parts(&|r| of(r, 0, self.v_count(r, 0))),
@@ -223,7 +229,7 @@ impl Case {
                 of(r, start, self.v_count(r, rank))
             }),
             Collective::SendRecv => parts(&|r| of(r, 0, self.v_count(r, rank))),
-            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => return None,
+            _ => return None,
         })
     }
 
@@ -232,6 +238,7 @@ impl Case {
     pub fn is_reduced(&self, rank: Rank, index: u64, got: f32) -> bool {
         let element = match self.collective {
             Collective::ReduceScatter => u64::from(rank) * self.count + index,
+            Collective::ReduceScatterV => self.before(rank) + index,
             _ => index,
         };
         let values: Vec<f64> = (0..self.ranks)

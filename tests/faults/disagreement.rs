@@ -63,7 +63,7 @@ fn plain(collective: Collective, count: u64) -> Call {
     };
     let parts: Vec<u64> = (0..u64::from(RANKS)).map(|r| count / 2 + r).collect();
     match collective {
-        Collective::AllGatherV => call.receive_counts = parts,
+        of if of.has_part_lengths() => call.receive_counts = parts,
         Collective::AllToAllV => {
             call.send_counts = vec![count; RANKS as usize];
             call.receive_counts = vec![count; RANKS as usize];
@@ -115,7 +115,7 @@ fn with_buffers(comm: &Communicator, call: Call) -> CollectiveBuilder<'_> {
 fn fields(collective: Collective) -> Vec<&'static str> {
     let mut fields = match collective {
         Collective::Barrier => vec![],
-        Collective::AllGatherV => vec!["dtype", "order", "received"],
+        of if of.has_part_lengths() => vec!["dtype", "order", "received"],
         Collective::AllToAllV => vec!["dtype", "sent", "received"],
         _ => vec!["count", "dtype"],
     };

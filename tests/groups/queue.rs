@@ -462,7 +462,7 @@ fn steps_of_sparse_allreduces_go_on_while_a_thread_waits_for_their_queue() {
                     assert!(started.is_err(), "the result is to be taken first");
                     let result = sparse.test().unwrap().expect("it has ended");
                     let sum = world.alloc::<f32>(1000).unwrap();
-                    result.add_to(&[sum.clone()], 1.0).unwrap();
+                    result.add_to(std::slice::from_ref(&sum), 1.0).unwrap();
                     assert_eq!(sum.as_slice().unwrap()[7 * step as usize], 6.0);
                     assert!(sparse.test().is_err(), "no step is under way");
                     assert!(sparse.notify(&queue, 9).is_err(), "no step is under way");

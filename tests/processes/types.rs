@@ -171,6 +171,12 @@ fn named_methods(comm: &Communicator, empty: &Buffer<Complex<f64>>) {
             comm.all_gather_in_place($output).unwrap();
             comm.all_gather_v($input, $output, &counts).unwrap();
             comm.all_gather_v_in_place($output, &counts).unwrap();
+            comm.reduce_scatter_v($input, $output, &counts, sum)
+                .unwrap();
+            comm.reduce_scatter_v_in_place($output, &counts, sum)
+                .unwrap();
+            comm.gather_v($input, $output, &counts, 0).unwrap();
+            comm.scatter_v($input, $output, &counts, 0).unwrap();
             comm.gather($input, $output, 0).unwrap();
             comm.scatter($input, $output, 0).unwrap();
             comm.all_to_all($input, $output).unwrap();

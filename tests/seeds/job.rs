@@ -199,13 +199,11 @@ fn draw_fault(options: &SimOptions, operations: &[Planned], prng: &mut Prng) -> 
 impl Planned {
     /// Whether another `count` is another operation.
     pub fn has_count(&self) -> bool {
-        !matches!(
+        let has_none = matches!(
             self.collective,
-            Collective::AllGatherV
-                | Collective::AllToAllV
-                | Collective::SendRecv
-                | Collective::Barrier
-        )
+            Collective::AllToAllV | Collective::SendRecv | Collective::Barrier
+        );
+        !has_none && !self.collective.has_part_lengths()
     }
 
     /// Whether no rank can end it before every rank has called it.

@@ -45,7 +45,9 @@ impl Prepared {
             .output(&self.output);
         let builder = match planned.collective {
             Collective::SendRecv => return self.group(communicator).start(),
-            Collective::AllGatherV => builder.receive_counts(&counts(&|r| planned.v_count(r, 0))),
+            of if of.has_part_lengths() => {
+                builder.receive_counts(&counts(&|r| planned.v_count(r, 0)))
+            }
             Collective::AllToAllV => builder
                 .send_counts(&counts(&|r| planned.v_count(rank, r)))
                 .receive_counts(&counts(&|r| planned.v_count(r, rank))),
@@ -132,6 +134,11 @@ impl Planned {
         (self.count + u64::from(3 * from + to)) % 5 * self.count / 4
     }
 
+    /// Elements of the parts of the ranks before this one.
+    fn before(&self, rank: Rank) -> u64 {
+        (0..rank).map(|r| self.v_count(r, 0)).sum()
+    }
+
     fn input_len(&self, rank: Rank) -> u64 {
         let (n, p) = (self.count, u64::from(self.ranks));
         let at_root = |len| if rank == self.root { len } else { 0 };
@@ -141,7 +148,9 @@ impl Planned {
             Collective::Broadcast => at_root(n),
             Collective::Scatter => at_root(n * p),
             Collective::ReduceScatter | Collective::AllToAll => n * p,
-            Collective::AllGatherV => self.v_count(rank, 0),
+            Collective::AllGatherV | Collective::GatherV => self.v_count(rank, 0),
+            Collective::ScatterV => at_root(self.before(self.ranks)),
+            Collective::ReduceScatterV => self.before(self.ranks),
             Collective::AllToAllV | Collective::SendRecv => {
                 (0..self.ranks).map(|to| self.v_count(rank, to)).sum()
             }
@@ -164,25 +173,30 @@ impl Planned {
         };
         let own = u64::from(rank) * n;
         match self.collective {
-            Collective::AllReduce => self.reduced(0),
-            Collective::Reduce if rank == self.root => self.reduced(0),
-            Collective::ReduceScatter => self.reduced(own),
+            Collective::AllReduce => self.reduced(0, n),
+            Collective::Reduce if rank == self.root => self.reduced(0, n),
+            Collective::ReduceScatter => self.reduced(own, n),
+            Collective::ReduceScatterV => self.reduced(self.before(rank), self.v_count(rank, 0)),
+            Collective::ScatterV => of(self.root, self.before(rank), self.v_count(rank, 0)),
             Collective::Broadcast => of(self.root, 0, n),
             Collective::AllGather => parts(&|r| of(r, 0, n)),
             Collective::Gather if rank == self.root => parts(&|r| of(r, 0, n)),
             Collective::Scatter => of(self.root, own, n),
             Collective::AllToAll => parts(&|r| of(r, own, n)),
             Collective::AllGatherV => parts(&|r| of(r, 0, self.v_count(r, 0))),
+            Collective::GatherV if rank == self.root => parts(&|r| of(r, 0, self.v_count(r, 0))),
             Collective::AllToAllV | Collective::SendRecv => parts(&|r| {
                 let start = (0..rank).map(|to| self.v_count(r, to)).sum();
                 of(r, start, self.v_count(r, rank))
             }),
-            Collective::Reduce | Collective::Gather | Collective::Barrier => Vec::new(),
+            Collective::Reduce | Collective::Gather | Collective::GatherV | Collective::Barrier => {
+                Vec::new()
+            }
         }
     }
 
-    /// The reduction of `count` elements from `start` on.
-    fn reduced(&self, start: u64) -> Vec<u64> {
+    /// The reduction of `len` elements from `start` on.
+    fn reduced(&self, start: u64, len: u64) -> Vec<u64> {
         let reduce = |index: u64| {
             let values = (0..self.ranks).map(|rank| self.value(rank, index));
             if self.dtype == DataType::Bool && self.ranks > 1 {
@@ -200,7 +214,7 @@ impl Planned {
                 ReduceOp::Avg => panic!("averages round"),
             }
         };
-        (start..start + self.count).map(reduce).collect()
+        (start..start + len).map(reduce).collect()
     }
 
     fn is_true(&self, mut values: impl Iterator<Item = bool>) -> bool {
@@ -235,10 +249,7 @@ impl Planned {
         output_bytes: usize,
         alloc: impl Fn(usize) -> Buffer<u8>,
     ) -> (Buffer<u8>, Buffer<u8>) {
-        let is_rooted = matches!(
-            self.collective,
-            Collective::Reduce | Collective::Gather | Collective::Scatter | Collective::Broadcast
-        );
+        let is_rooted = self.collective.is_rooted();
         let never = matches!(
             self.collective,
             Collective::AllToAllV | Collective::SendRecv | Collective::Barrier
@@ -247,16 +258,20 @@ impl Planned {
             return (alloc(input_bytes), alloc(output_bytes));
         }
         let before: u64 = match self.collective {
-            Collective::AllGatherV => (0..rank).map(|r| self.v_count(r, 0)).sum(),
+            of if of.has_part_lengths() => self.before(rank),
             _ => u64::from(rank) * self.count,
         };
         let own = before as usize * self.dtype.size_bytes();
         let whole = alloc(input_bytes.max(output_bytes));
         match self.collective {
-            Collective::AllGather | Collective::Gather | Collective::AllGatherV => {
-                (whole.range(own..own + input_bytes), whole)
-            }
-            Collective::ReduceScatter | Collective::Scatter => {
+            Collective::AllGather
+            | Collective::Gather
+            | Collective::AllGatherV
+            | Collective::GatherV => (whole.range(own..own + input_bytes), whole),
+            Collective::ReduceScatter
+            | Collective::Scatter
+            | Collective::ReduceScatterV
+            | Collective::ScatterV => {
                 let output = whole.range(own..own + output_bytes);
                 (whole, output)
             }

@@ -19,7 +19,8 @@ from rdma_vm.errors import GUEST
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOOL = ROOT / "tools" / "rdma-vm"
 COLLECTIVES = (
-    "allreduce reduce-scatter all-gather all-gatherv broadcast reduce gather scatter all-to-all all-to-allv barrier sendrecv"
+    "allreduce reduce-scatter all-gather all-gatherv broadcast reduce gather scatter all-to-all all-to-allv barrier sendrecv "
+    "gatherv scatterv reduce-scatterv"
 )
 RANK = (
     "RANK=$RDMA_VM_HOST WORLD_SIZE=2 MASTER_ADDR=host0 MASTER_PORT=29500 LINERATE_DEBUG=info "

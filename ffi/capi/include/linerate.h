@@ -40,7 +40,7 @@
 /**
  * Minor version of the binary interface: it grows with each function, constant or field.
  */
-#define LINERATE_ABI_MINOR 2
+#define LINERATE_ABI_MINOR 3
 
 /**
  * A limit that does not end.
@@ -173,6 +173,11 @@
 #define LINERATE_ERROR_BAD_HANDLE -65
 
 /**
+ * Every rank: a receive from it takes the message that comes first. As a source: not known.
+ */
+#define LINERATE_ANY_RANK UINT32_MAX
+
+/**
  * The reduction of all inputs, on every rank.
  */
 #define LINERATE_ALL_REDUCE 1
@@ -226,6 +231,21 @@
  * No rank leaves before all have come.
  */
 #define LINERATE_BARRIER 11
+
+/**
+ * As LINERATE_GATHER, with a length per rank.
+ */
+#define LINERATE_GATHER_V 13
+
+/**
+ * As LINERATE_SCATTER, with a length per rank.
+ */
+#define LINERATE_SCATTER_V 14
+
+/**
+ * As LINERATE_REDUCE_SCATTER, with a length per rank.
+ */
+#define LINERATE_REDUCE_SCATTER_V 15
 
 /**
  * double
@@ -377,11 +397,14 @@ typedef uint64_t linerate_queue;
  * | ALL_REDUCE | count | count |
  * | REDUCE_SCATTER | p * count | count |
  * | ALL_GATHER | count | p * count |
- * | ALL_GATHER_V | the entry of receive_counts for this rank | sum of receive_counts |
+ * | ALL_GATHER_V | own entry of receive_counts | sum of receive_counts |
  * | BROADCAST | count at the root | count |
  * | REDUCE | count | count at the root |
  * | GATHER | count | p * count at the root |
  * | SCATTER | p * count at the root | count |
+ * | GATHER_V | own entry of receive_counts | sum of receive_counts at the root |
+ * | SCATTER_V | sum of receive_counts at the root | own entry of receive_counts |
+ * | REDUCE_SCATTER_V | sum of receive_counts | own entry of receive_counts |
  * | ALL_TO_ALL | p * count | p * count |
  * | ALL_TO_ALL_V | sum of send_counts | sum of receive_counts |
  * | BARRIER | none | none |
@@ -439,7 +462,7 @@ typedef struct linerate_call {
    */
   const uint64_t *send_counts;
   /**
-   * One number per rank, of ALL_GATHER_V and ALL_TO_ALL_V.
+   * One number per rank, of the collectives whose name ends with V.
    */
   const uint64_t *receive_counts;
   /**
@@ -560,10 +583,65 @@ typedef struct linerate_completion {
    */
   int32_t status;
   /**
+   * Of a receive with a tag: the rank whose message it has met; else LINERATE_ANY_RANK.
+   */
+  uint32_t source;
+} linerate_completion;
+
+/**
+ * A send or a receive with a tag, like those of MPI: a receive takes a message only if their tags
+ * are equal. Zero everywhere but `size`, `dtype`, `count` and `address` is the default.
+ */
+typedef struct linerate_message {
+  /**
+   * sizeof(linerate_message).
+   */
+  uint64_t size;
+  /**
+   * The memory, aligned for its type. NULL with a count of 0.
+   */
+  void *address;
+  /**
+   * Elements, as many on both sides.
+   */
+  uint64_t count;
+  /**
+   * LINERATE_F32, ...
+   */
+  uint32_t dtype;
+  /**
+   * LINERATE_MEMORY_HOST.
+   */
+  uint32_t memory_kind;
+  /**
+   * The rank at the other end; of a receive also LINERATE_ANY_RANK.
+   */
+  uint32_t peer;
+  /**
+   * The tag.
+   */
+  uint32_t tag;
+  /**
+   * 0: a receive; 1: a send.
+   */
+  uint32_t is_send;
+  /**
    * 0.
    */
   uint32_t reserved;
-} linerate_completion;
+  /**
+   * How long it may make no progress, nanoseconds; 0: as long as the communicator says.
+   */
+  uint64_t timeout_ns;
+  /**
+   * A queue that is told of its end, or 0.
+   */
+  linerate_queue queue;
+  /**
+   * What the queue tells then.
+   */
+  uint64_t user;
+} linerate_message;
 
 #ifdef __cplusplus
 extern "C" {
@@ -874,6 +952,43 @@ int32_t linerate_config_free(linerate_config config);
 int32_t linerate_alloc(linerate_comm comm, uint64_t bytes, linerate_memory *memory, void **address);
 
 /**
+ * Registers memory of the caller, once: calls on addresses inside it then use it where it lies,
+ * without registering anything again. Not collective. Ranks of the same host copy it where they
+ * cannot map it: see linerate_register_memfd().
+ *
+ * Threads: any. The memory stays mapped, readable and writable, until linerate_deregister() has
+ * succeeded, or every communicator of the family and every operation is gone. After fork:
+ * LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `address` has `bytes` bytes of the caller.
+ */
+int32_t linerate_register(linerate_comm comm, void *address, uint64_t bytes);
+
+/**
+ * As linerate_register(), of memory that is mapped, shared, from a memfd, from byte `offset` of it
+ * on: ranks of the same host map it too. The descriptor is duplicated. The memfd has small pages
+ * and allows sealing; its size is sealed, for good.
+ *
+ * The caller's promise:
+ * As linerate_register(); the memory is a shared mapping of that part of the memfd.
+ */
+int32_t linerate_register_memfd(linerate_comm comm,
+                                void *address,
+                                uint64_t bytes,
+                                int32_t fd,
+                                uint64_t offset);
+
+/**
+ * Ends the registration that begins at `address`, in all communicators of the family. When it has
+ * succeeded, nothing of the library uses the memory. LINERATE_ERROR_IN_USE: an operation uses some
+ * of it, or other ranks may still read it; it stays registered then. Not collective.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_deregister(linerate_comm comm, void *address);
+
+/**
  * How many bytes the memory has. Threads: any. After fork: as before.
  *
  * The caller's promise:
@@ -949,6 +1064,52 @@ int32_t linerate_all_gather_v(const void *sendbuf,
                               const uint64_t *counts,
                               uint32_t dtype,
                               linerate_comm comm);
+
+/**
+ * As linerate_gather(), with `counts[r]` elements of rank r; `counts` is equal on all ranks.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says; counts have one number per rank.
+ */
+int32_t linerate_gather_v(const void *sendbuf,
+                          void *recvbuf,
+                          const uint64_t *counts,
+                          uint32_t dtype,
+                          uint32_t root,
+                          linerate_comm comm);
+
+/**
+ * As linerate_scatter(), with `counts[r]` elements for rank r; `counts` is equal on all ranks.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says; counts have one number per rank.
+ */
+int32_t linerate_scatter_v(const void *sendbuf,
+                           void *recvbuf,
+                           const uint64_t *counts,
+                           uint32_t dtype,
+                           uint32_t root,
+                           linerate_comm comm);
+
+/**
+ * As linerate_reduce_scatter(), with `counts[r]` elements for rank r; `counts` is equal on all
+ * ranks.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * The buffers hold what linerate_call says; counts have one number per rank.
+ */
+int32_t linerate_reduce_scatter_v(const void *sendbuf,
+                                  void *recvbuf,
+                                  const uint64_t *counts,
+                                  uint32_t dtype,
+                                  uint32_t op,
+                                  linerate_comm comm);
 
 /**
  * The `count` elements of the root's `sendbuf`, in `recvbuf` of all ranks; the other
@@ -1178,6 +1339,41 @@ int32_t linerate_last_error_cause(void);
  * `ranks` has room for `capacity` numbers; `count` is writable.
  */
 int32_t linerate_last_error_ranks(uint32_t *ranks, uint64_t capacity, uint64_t *count);
+
+/**
+ * Starts a send or a receive with a tag and returns at once. Messages of one rank with one tag are
+ * received in the order in which their sends were started, by receives in the order in which those
+ * were started. Collectives and groups never meet them. A short send may end before it is
+ * received. Up to 48 messages from one rank to another wait for their receives; what is sent after
+ * them waits at the sender, whatever its tag. With a queue, `operation` may be NULL.
+ *
+ * Threads, owner and fork: as linerate_start().
+ *
+ * The caller's promise:
+ * `message` is a struct whose address holds its elements until the operation has ended;
+ * `operation` is writable, or NULL.
+ */
+int32_t linerate_message_start(linerate_comm comm,
+                               const struct linerate_message *message,
+                               linerate_operation *operation);
+
+/**
+ * The rank whose message a receive with a tag has met; LINERATE_ANY_RANK: it has met none yet, or
+ * the operation is another one. Threads: one at a time for one operation. After fork: as before.
+ *
+ * The caller's promise:
+ * `rank` is writable.
+ */
+int32_t linerate_source(linerate_operation operation, uint32_t *rank);
+
+/**
+ * Ends a receive with a tag that has met no message, alone: its status is
+ * LINERATE_ERROR_RECEIVE_CANCELLED then, and the next receive gets the message that it would have
+ * got. LINERATE_IN_PROGRESS: there is nothing to cancel; it has met a message and goes on, has
+ * ended, or is another operation. Threads: one at a time for one operation. After fork:
+ * LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_cancel_receive(linerate_operation operation);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -28,11 +28,14 @@ pub const LINERATE_FOREVER: u64 = u64::MAX;
 /// | ALL_REDUCE | count | count |
 /// | REDUCE_SCATTER | p * count | count |
 /// | ALL_GATHER | count | p * count |
-/// | ALL_GATHER_V | the entry of receive_counts for this rank | sum of receive_counts |
+/// | ALL_GATHER_V | own entry of receive_counts | sum of receive_counts |
 /// | BROADCAST | count at the root | count |
 /// | REDUCE | count | count at the root |
 /// | GATHER | count | p * count at the root |
 /// | SCATTER | p * count at the root | count |
+/// | GATHER_V | own entry of receive_counts | sum of receive_counts at the root |
+/// | SCATTER_V | sum of receive_counts at the root | own entry of receive_counts |
+/// | REDUCE_SCATTER_V | sum of receive_counts | own entry of receive_counts |
 /// | ALL_TO_ALL | p * count | p * count |
 /// | ALL_TO_ALL_V | sum of send_counts | sum of receive_counts |
 /// | BARRIER | none | none |
@@ -67,7 +70,7 @@ pub struct linerate_call {
     pub output: *mut c_void,
     /// One number per rank, of ALL_TO_ALL_V.
     pub send_counts: *const u64,
-    /// One number per rank, of ALL_GATHER_V and ALL_TO_ALL_V.
+    /// One number per rank, of the collectives whose name ends with V.
     pub receive_counts: *const u64,
     /// How long it may make no progress, in nanoseconds; 0: as long as the communicator says.
     pub timeout_ns: u64,
@@ -133,6 +136,7 @@ fn lengths(
             .fold(0u64, |sum, &count| sum.saturating_add(count))
     };
     let [sends, receives] = counts;
+    let own = receives.get(rank as usize).copied().unwrap_or(0);
     Ok(match collective {
         Collective::AllReduce => [count, count],
         Collective::Broadcast => [at_root(count), count],
@@ -142,16 +146,16 @@ fn lengths(
         Collective::Gather => [count, at_root(all)],
         Collective::Scatter => [at_root(all), count],
         Collective::AllToAll => [all, all],
-        Collective::AllGatherV => [
-            receives.get(rank as usize).copied().unwrap_or(0),
-            sum(receives),
-        ],
+        Collective::AllGatherV => [own, sum(receives)],
+        Collective::GatherV => [own, at_root(sum(receives))],
+        Collective::ScatterV => [at_root(sum(receives)), own],
+        Collective::ReduceScatterV => [sum(receives), own],
         Collective::AllToAllV => [sum(sends), sum(receives)],
         Collective::Barrier | Collective::SendRecv => [0, 0],
     })
 }
 
-fn check_kind(kind: u32) -> Result<(), Fault> {
+pub(crate) fn check_kind(kind: u32) -> Result<(), Fault> {
     match kind {
         LINERATE_MEMORY_HOST => Ok(()),
         other => Err(invalid(format!(
@@ -189,7 +193,7 @@ unsafe fn build<'a>(
     };
     let (has_sends, has_receives) = (
         collective == Collective::AllToAllV,
-        matches!(collective, Collective::AllToAllV | Collective::AllGatherV),
+        collective == Collective::AllToAllV || collective.has_part_lengths(),
     );
     let sends = counts_of("send_counts", call.send_counts, has_sends)?;
     let receives = counts_of("receive_counts", call.receive_counts, has_receives)?;
@@ -241,7 +245,7 @@ pub(crate) unsafe fn run(comm: linerate_comm, call: &linerate_call) -> Result<i3
 ///
 /// # Safety
 /// `place` is null or writable.
-unsafe fn hand_out(
+pub(crate) unsafe fn hand_out(
     place: *mut linerate_operation,
     (queue, user): (linerate_queue, u64),
     start: impl FnOnce() -> Result<Operation, Fault>,

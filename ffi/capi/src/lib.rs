@@ -17,6 +17,7 @@ mod pointers;
 mod queue;
 mod status;
 mod table;
+mod tagged;
 mod words;
 
 pub use call::{
@@ -30,8 +31,8 @@ pub use config::{
 };
 pub use exchange::linerate_exchange;
 pub use memory::{
-    LINERATE_MEMORY_HOST, linerate_alloc, linerate_memory, linerate_memory_bytes,
-    linerate_memory_free,
+    LINERATE_MEMORY_HOST, linerate_alloc, linerate_deregister, linerate_memory,
+    linerate_memory_bytes, linerate_memory_free, linerate_register, linerate_register_memfd,
 };
 pub use named::*;
 pub use queue::{
@@ -39,6 +40,10 @@ pub use queue::{
     linerate_queue_free, linerate_queue_running, linerate_queue_wait,
 };
 pub use status::*;
+pub use tagged::{
+    LINERATE_ANY_RANK, linerate_cancel_receive, linerate_message, linerate_message_start,
+    linerate_source,
+};
 pub use words::*;
 
 /// Major version of the binary interface, which is also in the name of the library. A program runs
@@ -46,7 +51,7 @@ pub use words::*;
 /// of the crate.
 pub const LINERATE_ABI_MAJOR: u32 = 0;
 /// Minor version of the binary interface: it grows with each function, constant or field.
-pub const LINERATE_ABI_MINOR: u32 = 2;
+pub const LINERATE_ABI_MINOR: u32 = 3;
 
 /// The version of the binary interface of the library that runs: 65536 * major + minor. Threads:
 /// any. After fork: as before.

@@ -6,6 +6,7 @@ use crate::pointers::{bytes_of, check_place, write};
 use crate::status::{Fault, LINERATE_DONE, enter, invalid};
 use linerate::{Buffer, Communicator, DataType};
 use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
 
 /// A handle of registered memory.
 #[allow(non_camel_case_types)]
@@ -77,6 +78,73 @@ fn length(bytes: u64) -> Result<usize, Fault> {
 fn start_of(buffer: &Buffer<u8>) -> Result<*mut c_void, Fault> {
     let mut elements = buffer.as_mut_slice()?;
     Ok(elements.as_mut_ptr().cast())
+}
+
+/// Registers memory of the caller, once: calls on addresses inside it then use it where it lies,
+/// without registering anything again. Not collective. Ranks of the same host copy it where they
+/// cannot map it: see linerate_register_memfd().
+///
+/// Threads: any. The memory stays mapped, readable and writable, until linerate_deregister() has
+/// succeeded, or every communicator of the family and every operation is gone. After fork:
+/// LINERATE_ERROR_FORKED.
+///
+/// # Safety
+/// `address` has `bytes` bytes of the caller.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_register(
+    comm: linerate_comm,
+    address: *mut c_void,
+    bytes: u64,
+) -> i32 {
+    enter(|| {
+        let communicator = COMMUNICATOR.get(comm)?;
+        // SAFETY: our caller promises it. The list of the family keeps the registration.
+        drop(unsafe { communicator.register(address.cast(), length(bytes)?)? });
+        Ok(LINERATE_DONE)
+    })
+}
+
+/// As linerate_register(), of memory that is mapped, shared, from a memfd, from byte `offset` of it
+/// on: ranks of the same host map it too. The descriptor is duplicated. The memfd has small pages
+/// and allows sealing; its size is sealed, for good.
+///
+/// # Safety
+/// As linerate_register(); the memory is a shared mapping of that part of the memfd.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_register_memfd(
+    comm: linerate_comm,
+    address: *mut c_void,
+    bytes: u64,
+    fd: i32,
+    offset: u64,
+) -> i32 {
+    enter(|| {
+        let communicator = COMMUNICATOR.get(comm)?;
+        if fd < 0 {
+            return Err(invalid(format!(
+                "a memfd of number {fd}: give an open descriptor"
+            )));
+        }
+        // SAFETY: our caller promises that it is open during this call.
+        let memfd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let bytes = length(bytes)?;
+        // SAFETY: our caller promises it.
+        drop(unsafe { communicator.register_memfd(address.cast(), bytes, memfd, offset)? });
+        Ok(LINERATE_DONE)
+    })
+}
+
+/// Ends the registration that begins at `address`, in all communicators of the family. When it has
+/// succeeded, nothing of the library uses the memory. LINERATE_ERROR_IN_USE: an operation uses some
+/// of it, or other ranks may still read it; it stays registered then. Not collective.
+///
+/// Threads: any. After fork: LINERATE_ERROR_FORKED.
+#[unsafe(no_mangle)]
+pub extern "C" fn linerate_deregister(comm: linerate_comm, address: *mut c_void) -> i32 {
+    enter(|| {
+        COMMUNICATOR.get(comm)?.deregister(address.cast())?;
+        Ok(LINERATE_DONE)
+    })
 }
 
 /// How many bytes the memory has. Threads: any. After fork: as before.

@@ -6,7 +6,8 @@ use crate::status::{enter, invalid};
 use crate::words::{
     LINERATE_ALL_GATHER, LINERATE_ALL_GATHER_V, LINERATE_ALL_REDUCE, LINERATE_ALL_TO_ALL,
     LINERATE_ALL_TO_ALL_V, LINERATE_BARRIER, LINERATE_BROADCAST, LINERATE_GATHER,
-    LINERATE_PREMUL_SUM, LINERATE_REDUCE, LINERATE_REDUCE_SCATTER, LINERATE_SCATTER,
+    LINERATE_GATHER_V, LINERATE_PREMUL_SUM, LINERATE_REDUCE, LINERATE_REDUCE_SCATTER,
+    LINERATE_REDUCE_SCATTER_V, LINERATE_SCATTER, LINERATE_SCATTER_V,
 };
 use std::ffi::{c_char, c_void};
 use std::ptr::null;
@@ -141,6 +142,79 @@ pub unsafe extern "C" fn linerate_all_gather_v(
     let call = linerate_call {
         receive_counts: counts,
         ..call(LINERATE_ALL_GATHER_V, (sendbuf, recvbuf), 0, dtype)
+    };
+    // SAFETY: our caller promises it.
+    unsafe { run_named(comm, call) }
+}
+
+/// As linerate_gather(), with `counts[r]` elements of rank r; `counts` is equal on all ranks.
+///
+/// Threads, owner and fork: as linerate_run().
+///
+/// # Safety
+/// The buffers hold what linerate_call says; counts have one number per rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_gather_v(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    counts: *const u64,
+    dtype: u32,
+    root: u32,
+    comm: linerate_comm,
+) -> i32 {
+    let call = linerate_call {
+        receive_counts: counts,
+        root,
+        ..call(LINERATE_GATHER_V, (sendbuf, recvbuf), 0, dtype)
+    };
+    // SAFETY: our caller promises it.
+    unsafe { run_named(comm, call) }
+}
+
+/// As linerate_scatter(), with `counts[r]` elements for rank r; `counts` is equal on all ranks.
+///
+/// Threads, owner and fork: as linerate_run().
+///
+/// # Safety
+/// The buffers hold what linerate_call says; counts have one number per rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_scatter_v(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    counts: *const u64,
+    dtype: u32,
+    root: u32,
+    comm: linerate_comm,
+) -> i32 {
+    let call = linerate_call {
+        receive_counts: counts,
+        root,
+        ..call(LINERATE_SCATTER_V, (sendbuf, recvbuf), 0, dtype)
+    };
+    // SAFETY: our caller promises it.
+    unsafe { run_named(comm, call) }
+}
+
+/// As linerate_reduce_scatter(), with `counts[r]` elements for rank r; `counts` is equal on all
+/// ranks.
+///
+/// Threads, owner and fork: as linerate_run().
+///
+/// # Safety
+/// The buffers hold what linerate_call says; counts have one number per rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_reduce_scatter_v(
+    sendbuf: *const c_void,
+    recvbuf: *mut c_void,
+    counts: *const u64,
+    dtype: u32,
+    op: u32,
+    comm: linerate_comm,
+) -> i32 {
+    let call = linerate_call {
+        receive_counts: counts,
+        op,
+        ..call(LINERATE_REDUCE_SCATTER_V, (sendbuf, recvbuf), 0, dtype)
     };
     // SAFETY: our caller promises it.
     unsafe { run_named(comm, call) }

@@ -4,6 +4,7 @@ use crate::communicator::linerate_comm;
 use crate::objects::{COMMUNICATOR, Object, QUEUE, insert};
 use crate::pointers::{Sized64, array, check_place, step_of, write};
 use crate::status::{Fault, LINERATE_DONE, LINERATE_IN_PROGRESS, enter, invalid, remember};
+use crate::tagged::LINERATE_ANY_RANK;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ pub struct linerate_completion {
     pub user: u64,
     /// What waiting for it would have returned.
     pub status: i32,
-    /// 0.
-    pub reserved: u32,
+    /// Of a receive with a tag: the rank whose message it has met; else LINERATE_ANY_RANK.
+    pub source: u32,
 }
 
 // SAFETY: numbers, the size first.
@@ -101,7 +102,7 @@ pub unsafe extern "C" fn linerate_queue_wait(
                     Ok(()) => LINERATE_DONE,
                     Err(error) => remember(Fault::Library(error)),
                 },
-                reserved: 0,
+                source: completion.source.unwrap_or(LINERATE_ANY_RANK),
             };
             let place = completions.wrapping_byte_add(number * step as usize);
             // SAFETY: as above; there are at most as many as the caller has room for.

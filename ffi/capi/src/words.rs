@@ -25,6 +25,12 @@ pub const LINERATE_ALL_TO_ALL: u32 = 9;
 pub const LINERATE_ALL_TO_ALL_V: u32 = 10;
 /// No rank leaves before all have come.
 pub const LINERATE_BARRIER: u32 = 11;
+/// As LINERATE_GATHER, with a length per rank.
+pub const LINERATE_GATHER_V: u32 = 13;
+/// As LINERATE_SCATTER, with a length per rank.
+pub const LINERATE_SCATTER_V: u32 = 14;
+/// As LINERATE_REDUCE_SCATTER, with a length per rank.
+pub const LINERATE_REDUCE_SCATTER_V: u32 = 15;
 
 /// double
 pub const LINERATE_F64: u32 = 1;
@@ -90,7 +96,7 @@ pub(crate) fn collective_of(number: u32) -> Result<Collective, Fault> {
     let known = known.filter(|&known| known != Collective::SendRecv);
     known.ok_or_else(|| {
         invalid(format!(
-            "collective {number}: LINERATE_ALL_REDUCE ({LINERATE_ALL_REDUCE}) to LINERATE_BARRIER ({LINERATE_BARRIER})"
+            "collective {number}: LINERATE_ALL_REDUCE ({LINERATE_ALL_REDUCE}) to LINERATE_BARRIER ({LINERATE_BARRIER}), and LINERATE_GATHER_V ({LINERATE_GATHER_V}) to LINERATE_REDUCE_SCATTER_V ({LINERATE_REDUCE_SCATTER_V})"
         ))
     })
 }
@@ -164,6 +170,9 @@ mod tests {
             (LINERATE_ALL_TO_ALL, Collective::AllToAll),
             (LINERATE_ALL_TO_ALL_V, Collective::AllToAllV),
             (LINERATE_BARRIER, Collective::Barrier),
+            (LINERATE_GATHER_V, Collective::GatherV),
+            (LINERATE_SCATTER_V, Collective::ScatterV),
+            (LINERATE_REDUCE_SCATTER_V, Collective::ReduceScatterV),
         ];
         for (number, collective) in collectives {
             assert_eq!(collective_of(number).unwrap(), collective);

@@ -6,7 +6,7 @@
 
 use linerate_c::{
     LINERATE_ABI_MAJOR, LINERATE_ABI_MINOR, linerate_call, linerate_completion, linerate_exchange,
-    linerate_transfer,
+    linerate_message, linerate_transfer,
 };
 use std::mem::{align_of, offset_of, size_of};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,9 @@ fn layouts() -> Vec<String> {
             input output send_counts receive_counts timeout_ns algorithm queue user),
         layout!(linerate_transfer: size peer is_send dtype memory_kind count address),
         layout!(linerate_exchange: size put get user),
-        layout!(linerate_completion: size user status reserved),
+        layout!(linerate_completion: size user status source),
+        layout!(linerate_message: size address count dtype memory_kind peer tag is_send reserved
+            timeout_ns queue user),
     ]
     .concat()
 }

@@ -2,12 +2,14 @@
  *
  *   calls JOB FOLDER RANK
  */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE
 #include <linerate.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -190,6 +192,12 @@ static void test_collectives(linerate_comm comm, int32_t *in, int32_t *out) {
     HOLDS(out[7] == 7 && out[COUNT + 7] == 10007);
     DONE(linerate_all_gather_v(in, out, counts, LINERATE_I32, comm));
     HOLDS(out[2] == 2 && out[3] == 10000 && out[7] == 10004);
+    DONE(linerate_gather_v(in, rank == 1 ? out : NULL, counts, LINERATE_I32, 1, comm));
+    HOLDS(rank == 0 || (out[2] == 2 && out[3] == 10000 && out[7] == 10004));
+    DONE(linerate_scatter_v(rank == 1 ? in : NULL, out, counts, LINERATE_I32, 1, comm));
+    HOLDS(out[2] == 10002 + 3 * (int32_t)rank);
+    DONE(linerate_reduce_scatter_v(in, out, counts, LINERATE_I32, LINERATE_SUM, comm));
+    HOLDS(out[2] == 10004 + 6 * (int32_t)rank);
     DONE(linerate_broadcast(rank == 1 ? in : NULL, out, COUNT, LINERATE_I32, 1, comm));
     HOLDS(out[4] == 10004);
     DONE(linerate_reduce(in, rank == 1 ? out : NULL, COUNT, LINERATE_I32, LINERATE_MIN, 1, comm));
@@ -325,6 +333,111 @@ static void test_started(linerate_comm comm, int32_t *in, int32_t *out) {
     DONE(linerate_free(operation));
     transfers[1].size += 8;
     INVALID(linerate_group_run(comm, transfers, 2, 0));
+}
+
+static void test_tagged(linerate_comm comm, int32_t *in, int32_t *out) {
+    linerate_operation sends[2] = {0, 0}, receive = 0;
+    linerate_queue queue = 0;
+    linerate_completion ended = {sizeof ended, 0, 0, 0};
+    linerate_message message = {0};
+    uint64_t count = 0;
+    uint32_t source = 9, tag;
+    message.size = sizeof message;
+    message.dtype = LINERATE_I32;
+    message.count = COUNT;
+    for (tag = 0; tag < 2; tag++) {
+        in[tag * COUNT] = (int32_t)(100 * tag + rank);
+        message.address = in + tag * COUNT;
+        message.peer = 1 - rank;
+        message.tag = tag;
+        message.is_send = 1;
+        DONE(linerate_message_start(comm, &message, &sends[tag]));
+    }
+    /* The second message first, from any rank, into a queue. */
+    DONE(linerate_queue_create(comm, &queue));
+    message.is_send = 0;
+    message.address = out;
+    message.peer = LINERATE_ANY_RANK;
+    message.queue = queue;
+    message.user = 5;
+    DONE(linerate_message_start(comm, &message, &receive));
+    DONE(linerate_queue_wait(queue, &ended, 1, 20 * SECOND, &count));
+    HOLDS(count == 1 && ended.user == 5 && ended.status == 0 && ended.source == 1 - rank);
+    HOLDS(out[0] == 101 - (int32_t)rank);
+    DONE(linerate_source(receive, &source));
+    HOLDS(source == 1 - rank);
+    FAILS(LINERATE_IN_PROGRESS, linerate_cancel_receive(receive));
+    DONE(linerate_free(receive));
+    DONE(linerate_queue_free(queue));
+    /* One that is cancelled leaves its message to the next one, once that has come or not. */
+    message.queue = 0;
+    message.tag = 7;
+    DONE(linerate_message_start(comm, &message, &receive));
+    DONE(linerate_source(receive, &source));
+    HOLDS(source == LINERATE_ANY_RANK);
+    DONE(linerate_cancel_receive(receive));
+    FAILS(LINERATE_ERROR_RECEIVE_CANCELLED, linerate_wait(receive, LINERATE_FOREVER));
+    HOLDS(says("tag 7"));
+    DONE(linerate_free(receive));
+    message.tag = 0;
+    message.peer = 1 - rank;
+    DONE(linerate_message_start(comm, &message, &receive));
+    DONE(linerate_wait(receive, LINERATE_FOREVER));
+    HOLDS(out[0] == 1 - (int32_t)rank);
+    DONE(linerate_free(receive));
+    for (tag = 0; tag < 2; tag++) {
+        DONE(linerate_wait(sends[tag], LINERATE_FOREVER));
+        DONE(linerate_free(sends[tag]));
+    }
+    message.peer = RANKS;
+    INVALID(linerate_message_start(comm, &message, &receive));
+    HOLDS(says("rank 2 of 2"));
+    message.is_send = 1;
+    message.peer = LINERATE_ANY_RANK;
+    INVALID(linerate_message_start(comm, &message, &receive));
+    INVALID(linerate_message_start(comm, &message, NULL));
+    INVALID(linerate_message_start(comm, NULL, &receive));
+    HANDLE(linerate_cancel_receive(0));
+    HANDLE(linerate_source(comm, &source));
+}
+
+static void test_registered(linerate_comm comm) {
+    enum { BYTES = 1 << 16, CALLS = 1000 };
+    char *own = malloc(BYTES);
+    int32_t *part, i;
+    int file;
+    INVALID(linerate_register(comm, NULL, BYTES));
+    INVALID(linerate_register(comm, own, 0));
+    INVALID(linerate_register(comm, own, UINT64_MAX));
+    DONE(linerate_register(comm, own, BYTES));
+    INVALID(linerate_register(comm, own + 8, 8));
+    HOLDS(says("registered"));
+    part = (int32_t *)(void *)(own + 4096);
+    for (i = 0; i < CALLS; i++) {
+        part[0] = i;
+        DONE(linerate_all_reduce(part, part, 16, LINERATE_I32, LINERATE_SUM, comm));
+        HOLDS(part[0] == 2 * i);
+    }
+    INVALID(linerate_deregister(comm, own + 4096));
+    DONE(linerate_deregister(comm, own));
+    INVALID(linerate_deregister(comm, own));
+    free(own);
+
+    file = (int)syscall(SYS_memfd_create, "of the caller", 3u);
+    HOLDS(file >= 0 && ftruncate(file, BYTES) == 0);
+    own = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    HOLDS(own != MAP_FAILED);
+    INVALID(linerate_register_memfd(comm, own, BYTES, -1, 0));
+    INVALID(linerate_register_memfd(comm, own, BYTES, file, 4096));
+    DONE(linerate_register_memfd(comm, own, BYTES, file, 0));
+    close(file);
+    part = (int32_t *)(void *)own;
+    part[0] = 3;
+    DONE(linerate_all_reduce(part, part, 16, LINERATE_I32, LINERATE_SUM, comm));
+    HOLDS(part[0] == 6);
+    DONE(linerate_barrier(comm));
+    DONE(linerate_deregister(comm, own));
+    munmap(own, BYTES);
 }
 
 static void test_queue(linerate_comm comm, int32_t *in, int32_t *out) {
@@ -489,6 +602,8 @@ int main(int arguments, char **argument) {
     test_bad_calls(comm, in, out);
     test_started(comm, in, out);
     test_queue(comm, in, out);
+    test_tagged(comm, in, out);
+    test_registered(comm);
     test_fork(comm);
     test_groups(comm, argument[2]);
     DONE(linerate_failure(comm));

@@ -48,6 +48,18 @@ pub(super) const BLOCKING: &[(&str, Try)] = &[
     ("Communicator::all_gather_v_in_place", |comm, all, _| {
         comm.all_gather_v_in_place(all, COUNTS)
     }),
+    ("Communicator::reduce_scatter_v", |comm, all, own| {
+        comm.reduce_scatter_v(all, own, COUNTS, Sum)
+    }),
+    ("Communicator::reduce_scatter_v_in_place", |comm, all, _| {
+        comm.reduce_scatter_v_in_place(all, COUNTS, Sum)
+    }),
+    ("Communicator::gather_v", |comm, all, own| {
+        comm.gather_v(own, all, COUNTS, 0)
+    }),
+    ("Communicator::scatter_v", |comm, all, own| {
+        comm.scatter_v(all, own, COUNTS, 0)
+    }),
     ("Communicator::gather", |comm, all, own| {
         comm.gather(own, all, 0)
     }),
@@ -115,6 +127,23 @@ pub(super) const STARTED: &[(&str, Try)] = &[
         "Communicator::start_all_gather_v_in_place",
         |comm, all, _| comm.start_all_gather_v_in_place(all, COUNTS).map(drop),
     ),
+    ("Communicator::start_reduce_scatter_v", |comm, all, own| {
+        let started = comm.start_reduce_scatter_v(all, own, COUNTS, Sum);
+        started.map(drop)
+    }),
+    (
+        "Communicator::start_reduce_scatter_v_in_place",
+        |comm, all, _| {
+            let started = comm.start_reduce_scatter_v_in_place(all, COUNTS, Sum);
+            started.map(drop)
+        },
+    ),
+    ("Communicator::start_gather_v", |comm, all, own| {
+        comm.start_gather_v(own, all, COUNTS, 0).map(drop)
+    }),
+    ("Communicator::start_scatter_v", |comm, all, own| {
+        comm.start_scatter_v(all, own, COUNTS, 0).map(drop)
+    }),
     ("Communicator::start_gather", |comm, all, own| {
         comm.start_gather(own, all, 0).map(drop)
     }),

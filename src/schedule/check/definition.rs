@@ -116,6 +116,7 @@ fn expected(world: &World<'_>, rank: Rank, index: u64) -> Option<Expected> {
     let ranks = world.ranks();
     let count = spec.count.max(1);
     let all = u64::MAX >> (64 - ranks);
+    let offset = || world.initial_slots(rank)[2 * rank as usize];
     let (contributors, element) = match spec.collective {
         Collective::AllReduce | Collective::Reduce => (all, index),
         Collective::ReduceScatter => (all, u64::from(rank) * count + index),
@@ -126,7 +127,9 @@ fn expected(world: &World<'_>, rank: Rank, index: u64) -> Option<Expected> {
             1 << (index / count),
             u64::from(rank) * count + index % count,
         ),
-        Collective::AllGatherV => {
+        Collective::ReduceScatterV => (all, offset() + index),
+        Collective::ScatterV => (1 << spec.root, offset() + index),
+        Collective::AllGatherV | Collective::GatherV => {
             let (peer, within) = part_of(world.initial_slots(rank), ranks, index)?;
             (1 << peer, within)
         }

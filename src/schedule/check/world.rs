@@ -212,6 +212,18 @@ impl<'a> World<'a> {
                 slots[2 * rank as usize + 1],
                 end(&slots[..2 * ranks as usize]),
             ),
+            Collective::GatherV => (
+                slots[2 * rank as usize + 1],
+                on_root(end(&slots[..2 * ranks as usize])),
+            ),
+            Collective::ScatterV => (
+                on_root(end(&slots[..2 * ranks as usize])),
+                slots[2 * rank as usize + 1],
+            ),
+            Collective::ReduceScatterV => (
+                end(&slots[..2 * ranks as usize]),
+                slots[2 * rank as usize + 1],
+            ),
             Collective::AllToAllV => {
                 let (send, receive) = slots.split_at(2 * ranks as usize);
                 (end(send), end(receive))
@@ -226,6 +238,7 @@ impl<'a> World<'a> {
         let is_root = rank == spec.root;
         let within = |buffer, offset| Some(Alias { buffer, offset });
         let part = u64::from(rank) * spec.count;
+        let own_offset = || self.initial_slots(rank)[2 * rank as usize];
         match spec.collective {
             _ if !self.schedules[rank as usize].in_place => None,
             Collective::AllReduce | Collective::Broadcast | Collective::AllToAll => {
@@ -234,10 +247,10 @@ impl<'a> World<'a> {
             Collective::Reduce if is_root => within(BufferId::OUTPUT, 0),
             Collective::AllGather => within(BufferId::OUTPUT, part),
             Collective::Gather if is_root => within(BufferId::OUTPUT, part),
-            Collective::AllGatherV => within(
-                BufferId::OUTPUT,
-                self.initial_slots(rank)[2 * rank as usize],
-            ),
+            Collective::AllGatherV => within(BufferId::OUTPUT, own_offset()),
+            Collective::GatherV if is_root => within(BufferId::OUTPUT, own_offset()),
+            Collective::ReduceScatterV => within(BufferId::INPUT, own_offset()),
+            Collective::ScatterV if is_root => within(BufferId::INPUT, own_offset()),
             Collective::ReduceScatter => within(BufferId::INPUT, part),
             Collective::Scatter if is_root => within(BufferId::INPUT, part),
             _ => None,

@@ -76,8 +76,8 @@ pub struct SweepArgs {
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct BenchArgs {
-    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter,
-    /// all-to-all, all-to-allv, barrier or sendrecv
+    /// allreduce, reduce-scatter, reduce-scatterv, all-gather, all-gatherv, broadcast, reduce,
+    /// gather, gatherv, scatter, scatterv, all-to-all, all-to-allv, barrier or sendrecv
     #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str)]
     pub collective: Collective,
 

@@ -18,10 +18,11 @@ pub fn slot_bytes(bytes: u64) -> u64 {
 /// Whether a collective has an in-place form here. Barriers have no data, and the others' parts
 /// would overlap.
 pub fn has_in_place(collective: Collective) -> bool {
-    !matches!(
+    let has_none = matches!(
         collective,
-        Collective::AllGatherV | Collective::AllToAllV | Collective::SendRecv | Collective::Barrier
-    )
+        Collective::AllToAllV | Collective::SendRecv | Collective::Barrier
+    );
+    !has_none && !collective.has_part_lengths()
 }
 
 /// How input and output lie to each other.
@@ -84,9 +85,12 @@ impl Layout {
         let all = self.count * u64::from(self.ranks);
         match self.collective {
             Collective::Barrier => None,
-            Collective::Scatter => self.is_root().then_some(all),
-            Collective::ReduceScatter | Collective::AllToAll | Collective::AllToAllV => Some(all),
-            Collective::AllGatherV => Some(self.uneven(self.rank)),
+            Collective::Scatter | Collective::ScatterV => self.is_root().then_some(all),
+            Collective::ReduceScatter
+            | Collective::ReduceScatterV
+            | Collective::AllToAll
+            | Collective::AllToAllV => Some(all),
+            Collective::AllGatherV | Collective::GatherV => Some(self.uneven(self.rank)),
             _ => Some(self.count),
         }
     }
@@ -97,7 +101,8 @@ impl Layout {
         match self.collective {
             Collective::Barrier => None,
             Collective::Reduce => self.is_root().then_some(self.count),
-            Collective::Gather => self.is_root().then_some(all),
+            Collective::Gather | Collective::GatherV => self.is_root().then_some(all),
+            Collective::ScatterV | Collective::ReduceScatterV => Some(self.uneven(self.rank)),
             Collective::AllGather
             | Collective::AllGatherV
             | Collective::AllToAll
@@ -111,10 +116,7 @@ impl Layout {
         let own = u64::from(self.rank) * self.count;
         match self.collective {
             Collective::AllGather => (own, 0),
-            Collective::AllGatherV => {
-                let before = self.receive_counts()[..self.rank as usize].iter().sum();
-                (before, 0)
-            }
+            Collective::AllGatherV => (self.before(), 0),
             Collective::Gather if self.is_root() => (own, 0),
             Collective::ReduceScatter => (0, own),
             Collective::Scatter if self.is_root() => (0, own),
@@ -133,7 +135,7 @@ impl Layout {
     /// Elements from each rank, of the v-collectives.
     pub fn receive_counts(&self) -> Vec<u64> {
         match self.collective {
-            Collective::AllGatherV => (0..self.ranks).map(|r| self.uneven(r)).collect(),
+            of if of.has_part_lengths() => (0..self.ranks).map(|r| self.uneven(r)).collect(),
             Collective::AllToAllV => (0..self.ranks)
                 .map(|source| self.uneven(self.distance(source, self.rank)))
                 .collect(),
@@ -154,13 +156,9 @@ impl Layout {
             return Vec::new();
         }
         let own = u64::from(self.rank) * self.count;
-        let one = |source, start| {
-            vec![Segment {
-                source,
-                start,
-                len: self.count,
-            }]
-        };
+        let of_length = |source, start, len| vec![Segment { source, start, len }];
+        let one = |source, start| of_length(source, start, self.count);
+        let part = |source| of_length(source, self.before(), self.uneven(self.rank));
         let from_each = |piece: &dyn Fn(Rank) -> (u64, u64)| {
             let segment = |rank| {
                 let (start, len) = piece(rank);
@@ -175,11 +173,15 @@ impl Layout {
         match self.collective {
             Collective::AllReduce | Collective::Reduce => one(Source::All, 0),
             Collective::ReduceScatter => one(Source::All, own),
+            Collective::ReduceScatterV => part(Source::All),
+            Collective::ScatterV => part(Source::Rank(self.root)),
             Collective::Broadcast => one(Source::Rank(self.root), 0),
             Collective::Scatter => one(Source::Rank(self.root), own),
             Collective::SendRecv => one(Source::Rank(self.neighbours().1), 0),
             Collective::AllGather | Collective::Gather => from_each(&|_| (0, self.count)),
-            Collective::AllGatherV => from_each(&|rank| (0, self.uneven(rank))),
+            Collective::AllGatherV | Collective::GatherV => {
+                from_each(&|rank| (0, self.uneven(rank)))
+            }
             Collective::AllToAll => from_each(&|_| (own, self.count)),
             Collective::AllToAllV => from_each(&|rank| {
                 let sends = self.sends_of(rank);
@@ -198,6 +200,11 @@ impl Layout {
             len,
         };
         self.input_elements().map(segment).into_iter().collect()
+    }
+
+    /// Where this rank's part begins among all parts of uneven lengths.
+    fn before(&self) -> u64 {
+        (0..self.rank).map(|rank| self.uneven(rank)).sum()
     }
 
     fn is_root(&self) -> bool {

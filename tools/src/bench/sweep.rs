@@ -65,10 +65,13 @@ fn parts(collective: Collective, ranks: u32) -> u64 {
         | Collective::SendRecv
         | Collective::Barrier => 1,
         Collective::ReduceScatter
+        | Collective::ReduceScatterV
         | Collective::AllGather
         | Collective::AllGatherV
         | Collective::Gather
+        | Collective::GatherV
         | Collective::Scatter
+        | Collective::ScatterV
         | Collective::AllToAll
         | Collective::AllToAllV => u64::from(ranks),
     }
@@ -89,6 +92,7 @@ pub fn bus_factor(collective: Collective, ranks: u32) -> f64 {
     match collective {
         Collective::AllReduce => 2.0 * (ranks - 1.0) / ranks,
         Collective::ReduceScatter
+        | Collective::ReduceScatterV
         | Collective::AllGather
         | Collective::AllGatherV
         | Collective::AllToAll
@@ -96,7 +100,9 @@ pub fn bus_factor(collective: Collective, ranks: u32) -> f64 {
         Collective::Broadcast
         | Collective::Reduce
         | Collective::Gather
+        | Collective::GatherV
         | Collective::Scatter
+        | Collective::ScatterV
         | Collective::Barrier
         | Collective::SendRecv => 1.0,
     }

@@ -36,8 +36,8 @@ use std::str::FromStr;
      that is measured"
 )))]
 pub struct ExplainArgs {
-    /// allreduce, reduce-scatter, all-gather, all-gatherv, broadcast, reduce, gather, scatter,
-    /// all-to-all, all-to-allv or barrier
+    /// allreduce, reduce-scatter, reduce-scatterv, all-gather, all-gatherv, broadcast, reduce,
+    /// gather, gatherv, scatter, scatterv, all-to-all, all-to-allv or barrier
     #[arg(value_name = "COLLECTIVE", value_parser = Collective::from_str, required_unless_present = "calibrate")]
     pub collective: Option<Collective>,
 

@@ -249,6 +249,9 @@ fn every_collective_is_right_with_one_two_and_three_ranks() {
         "all-to-allv",
         "barrier",
         "sendrecv",
+        "gatherv",
+        "scatterv",
+        "reduce-scatterv",
     ] {
         for ranks in 1..=3 {
             let line = format!(

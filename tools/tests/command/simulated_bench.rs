@@ -15,7 +15,7 @@ fn results(line: &str) -> (Value, Vec<Value>) {
 #[test]
 fn every_collective_is_right_and_takes_the_same_time_again() {
     for name in "allreduce reduce-scatter all-gather all-gatherv broadcast reduce gather scatter all-to-all \
-                 all-to-allv barrier sendrecv"
+                 all-to-allv barrier sendrecv gatherv scatterv reduce-scatterv"
         .split_whitespace()
     {
         let line = format!("{name} -b 0 -e 64K -f 16 --ranks 5 -r 4");
