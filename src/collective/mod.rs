@@ -47,7 +47,7 @@ pub(crate) use choose::{Available, Candidate, Choice, candidates, choose};
 pub(crate) use partial::build_activation;
 pub use request::Request;
 pub(crate) use slots::{
-    BARRIER_SLOTS, TransferShape, all_to_all_v_slots, build_send_recv, build_transfer, part_slots,
-    transfer_slots,
+    BARRIER_SLOTS, Lists, TransferShape, all_to_all_v_slots, build_send_recv, build_transfer,
+    part_slots, transfer_slots, with_lists,
 };
 pub use table::{algorithms, find};

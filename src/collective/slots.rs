@@ -2,7 +2,7 @@
 
 use super::Request;
 use crate::error::{Error, Result};
-use crate::schedule::{BufferId, Builder, Extent, Range, Schedule, SlotId};
+use crate::schedule::{Buffer, BufferId, Builder, Extent, Range, Schedule, SlotId};
 use crate::types::{Collective, Rank};
 
 /// Values of the slots of a collective with a part of its own length for every rank. Slots `2 * r`
@@ -17,10 +17,11 @@ pub fn part_slots(counts: &[u64]) -> Vec<u64> {
 
 /// Values of the slots of an all-to-allv. Slots `2 * r` and `2 * r + 1`: offset and length in the
 /// input of what goes to rank r. Slots `2 * (ranks + r)` and the next: offset and length in the
-/// output of what comes from rank r.
+/// output of what comes from rank r. Slot `4 * ranks`: 0.
 pub fn all_to_all_v_slots(send_counts: &[u64], receive_counts: &[u64]) -> Vec<u64> {
     let mut slots = layout(send_counts);
     slots.extend(layout(receive_counts));
+    slots.push(0);
     slots
 }
 
@@ -104,10 +105,12 @@ impl Exchanged {
 }
 
 pub(super) fn exchanged(b: &mut Builder, request: &Request) -> Exchanged {
-    Exchanged {
+    let exchanged = Exchanged {
         send: b.slots(2 * request.ranks as u16),
         receive: b.slots(2 * request.ranks as u16),
-    }
+    };
+    b.slots(1);
+    exchanged
 }
 
 fn pair(first: SlotId, rank: Rank) -> Extent {
@@ -116,6 +119,53 @@ fn pair(first: SlotId, rank: Rank) -> Extent {
         offset,
         length: offset + 1,
     }
+}
+
+/// Which buffers of a call are lists: a segment for each rank, instead of one buffer in which the
+/// parts of all ranks lie one after another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Lists {
+    /// The input.
+    pub input: bool,
+    /// The output.
+    pub output: bool,
+}
+
+/// The schedule of a collective with a length per rank or pair, where buffers are lists. The
+/// segments are the caller's buffers: first those of the input, then those of the output. What goes
+/// between ranks stays the same, so that others may have no lists.
+pub fn with_lists(mut schedule: Schedule, collective: Collective, lists: Lists) -> Schedule {
+    let ranks = schedule.ranks as SlotId;
+    let is_exchange = collective == Collective::AllToAllV;
+    let zero = if is_exchange { 4 * ranks } else { 2 * ranks };
+    let mut segments = 0;
+    let of = [
+        (lists.input, BufferId::INPUT, 0),
+        (
+            lists.output,
+            BufferId::OUTPUT,
+            if is_exchange { 2 * ranks } else { 0 },
+        ),
+    ];
+    for (_, buffer, first) in of.into_iter().filter(|(is_list, ..)| *is_list) {
+        let known = schedule.buffers.len() as u16;
+        (schedule.buffers).extend((segments..segments + ranks).map(Buffer::Caller));
+        segments += ranks;
+        for step in &mut schedule.steps {
+            step.action.for_each_local_range_mut(|range| {
+                if let (true, Extent::Slots { offset, length }) =
+                    (range.buffer == buffer, range.extent)
+                {
+                    range.buffer = BufferId(known + (offset - first) / 2);
+                    range.extent = Extent::Slots {
+                        offset: zero,
+                        length,
+                    };
+                }
+            });
+        }
+    }
+    schedule
 }
 
 /// One send or receive of a group.

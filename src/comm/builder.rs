@@ -2,7 +2,7 @@
 //! its algorithm.
 
 use super::buffer::Buffer;
-use super::call::Call;
+use super::call::{Call, Transfer};
 use super::plans::Explanation;
 use super::raw::RawBuffer;
 use super::{Communicator, Operation};
@@ -27,6 +27,9 @@ pub struct CollectiveBuilder<'a> {
     output: Option<(RawBuffer, DataType)>,
     send_counts: Vec<u64>,
     receive_counts: Vec<u64>,
+    /// Of lists: first those of the input.
+    segments: Vec<Transfer>,
+    segment_dtypes: [Option<DataType>; 2],
     algorithm: Option<String>,
     timeout: Option<Duration>,
 }
@@ -63,6 +66,8 @@ impl Communicator {
             output: None,
             send_counts: Vec::new(),
             receive_counts: Vec::new(),
+            segments: Vec::new(),
+            segment_dtypes: [None; 2],
             algorithm: None,
             timeout: None,
         }
@@ -114,6 +119,58 @@ impl CollectiveBuilder<'_> {
         self
     }
 
+    /// The input as a list, in place of [`CollectiveBuilder::input`]: segment r is what goes to
+    /// rank r, or is reduced for it. For an all-to-allv, a reduce-scatterv, and the root of a
+    /// scatterv. Nothing is copied together. Other ranks may give one buffer. The lengths of the
+    /// segments are the counts, if none are given.
+    ///
+    /// ```
+    /// use linerate::{Collective, Communicator, Config, DataType, ReduceOp};
+    /// let comm = Communicator::join(0, 1, "a job with lists", Config::default())?;
+    /// let (gradients, sum) = (comm.alloc::<f32>(10)?, comm.alloc::<f32>(10)?);
+    /// let scattered = comm.collective(Collective::ReduceScatterV, DataType::F32, 0);
+    /// scattered.op(ReduceOp::Sum).inputs(&[gradients]).output(&sum).run()?;
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    pub fn inputs<T: Element>(self, segments: &[Buffer<T>]) -> Self {
+        self.with_segments(segments, true)
+    }
+
+    /// The output as a list, in place of [`CollectiveBuilder::output`]: segment r is what comes
+    /// from rank r. For an all-gatherv, an all-to-allv, and the root of a gatherv; otherwise as
+    /// [`CollectiveBuilder::inputs`].
+    pub fn outputs<T: Element>(self, segments: &[Buffer<T>]) -> Self {
+        self.with_segments(segments, false)
+    }
+
+    fn with_segments<T: Element>(mut self, segments: &[Buffer<T>], is_send: bool) -> Self {
+        self.segments.retain(|segment| segment.is_send != is_send);
+        let at = if is_send { 0 } else { self.segments.len() };
+        let new = (0..).zip(segments).map(|(peer, segment)| Transfer {
+            peer,
+            is_send,
+            buffer: segment.raw().clone(),
+        });
+        self.segments.splice(at..at, new);
+        match is_send {
+            true => self.input = None,
+            false => self.output = None,
+        }
+        let element = self.dtype.size_bytes() as u64;
+        let counts = match (self.collective, is_send) {
+            (Collective::AllToAllV, true) => &mut self.send_counts,
+            _ => &mut self.receive_counts,
+        };
+        if counts.is_empty() {
+            let lengths = segments
+                .iter()
+                .map(|s| s.raw().len_bytes() as u64 / element);
+            counts.extend(lengths);
+        }
+        self.segment_dtypes[usize::from(!is_send)] = Some(T::DTYPE);
+        self
+    }
+
     /// Names the algorithm (`linerate explain` lists them); otherwise the cost model chooses. All
     /// ranks must name the same one.
     pub fn algorithm(mut self, name: &str) -> Self {
@@ -155,9 +212,14 @@ impl CollectiveBuilder<'_> {
                 "sends and receives are no collective with a builder: use Communicator::group",
             ));
         }
-        for (what, memory) in [("input", &self.input), ("output", &self.output)] {
-            if let Some((_, dtype)) = memory
-                && ![self.dtype, DataType::U8].contains(dtype)
+        let [inputs, outputs] = self.segment_dtypes;
+        let of = |memory: &Option<(RawBuffer, DataType)>| memory.as_ref().map(|(_, dtype)| *dtype);
+        for (what, dtype) in [
+            ("input", of(&self.input).or(inputs)),
+            ("output", of(&self.output).or(outputs)),
+        ] {
+            if let Some(dtype) = dtype
+                && ![self.dtype, DataType::U8].contains(&dtype)
             {
                 return Err(Error::invalid(format!(
                     "the {what} of {} of {} has elements of {dtype}: give that type or bytes (Buffer::cast)",
@@ -172,6 +234,7 @@ impl CollectiveBuilder<'_> {
             output: self.output.as_ref().map(|(raw, _)| raw),
             send_counts: &self.send_counts,
             receive_counts: &self.receive_counts,
+            transfers: &self.segments,
             algorithm: self.algorithm.as_deref(),
             timeout: self.timeout.map(checked_timeout).transpose()?,
             borrows: true,

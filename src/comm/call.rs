@@ -1,6 +1,7 @@
 //! [`Call`]: the arguments of one operation, as plain data.
 
 use super::raw::RawBuffer;
+use crate::collective::Lists;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 use std::time::Duration;
 
@@ -30,7 +31,8 @@ pub struct Call<'a> {
     /// each rank has, equal on all ranks (`AllGatherV`, `GatherV`, `ScatterV`, `ReduceScatterV`).
     /// They lie one after another in the buffer that has all parts.
     pub receive_counts: &'a [u64],
-    /// The sends and receives of a `SendRecv`.
+    /// The sends and receives of a `SendRecv`; or the segments of lists in place of input and
+    /// output, where a segment of the input is sent and one of the output received.
     pub transfers: &'a [Transfer],
     /// Name of the algorithm, the same on all ranks; `None`: the cost model chooses.
     pub algorithm: Option<&'a str>,
@@ -71,6 +73,18 @@ pub struct Transfer {
 }
 
 impl<'a> Call<'a> {
+    /// Which buffers are lists.
+    pub fn lists(&self) -> Lists {
+        let has = |is_send| self.transfers.iter().any(|t| t.is_send == is_send);
+        match self.collective {
+            Collective::SendRecv => Lists::default(),
+            _ => Lists {
+                input: has(true),
+                output: has(false),
+            },
+        }
+    }
+
     /// A call of this collective with defaults for everything else.
     pub fn new(collective: Collective, dtype: DataType, count: u64) -> Call<'a> {
         Call {

@@ -3,6 +3,7 @@
 
 use super::call::{Call, Transfer};
 use super::raw::{RawBuffer, Use};
+use crate::collective::Lists;
 use crate::error::{Error, Result};
 use crate::memory::{Access, View};
 use crate::types::{Collective, Rank};
@@ -27,7 +28,11 @@ pub(super) fn check(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<Checked> 
     if call.collective == Collective::SendRecv {
         check_own_transfers(call, rank)?;
     }
-    let lengths = Lengths::of(call, rank, ranks)?;
+    let mut lengths = Lengths::of(call, rank, ranks)?;
+    let lists = call.lists();
+    if lists != Lists::default() {
+        check_segments(call, rank, ranks, &mut lengths, lists)?;
+    }
     let input = window_of(call, "input", call.input, lengths.input)?;
     let output = window_of(call, "output", call.output, lengths.output)?;
     let in_place = find_in_place(call, rank, &lengths)?;
@@ -51,6 +56,66 @@ fn check_own_transfers(call: &Call<'_>, rank: Rank) -> Result<()> {
             return Err(Error::invalid(format!(
                 "rank {rank} sends {sent} bytes to itself and receives {wanted} (transfer {number} of those): give both the same length"
             )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks lists, which take the place of input and output. Each has a segment for each rank, as
+/// long as its counts say.
+fn check_segments(
+    call: &Call<'_>,
+    rank: Rank,
+    ranks: u32,
+    lengths: &mut Lengths,
+    lists: Lists,
+) -> Result<()> {
+    let element = call.dtype.size_bytes();
+    for (is_list, is_send, name) in [
+        (lists.input, true, "input"),
+        (lists.output, false, "output"),
+    ] {
+        if !is_list {
+            continue;
+        }
+        let counts = match (call.collective, is_send) {
+            (Collective::AllToAllV, true) => call.send_counts,
+            _ => call.receive_counts,
+        };
+        let has_list = match call.collective {
+            Collective::AllToAllV => true,
+            Collective::AllGatherV => !is_send,
+            Collective::GatherV => !is_send && rank == call.root,
+            Collective::ScatterV => is_send && rank == call.root,
+            Collective::ReduceScatterV => is_send,
+            _ => false,
+        };
+        if !has_list {
+            return Err(Error::invalid(format!(
+                "the {name} of {} is a list on rank {rank}: lists are outputs of all-gatherv and of the root of gatherv, inputs                  of reduce-scatterv and of the root of scatterv, and both of all-to-allv",
+                call.collective
+            )));
+        }
+        let segments = call.transfers.iter().filter(|t| t.is_send == is_send);
+        let bytes: Vec<usize> = segments.map(|t| t.buffer.len_bytes()).collect();
+        if bytes.len() != ranks as usize {
+            return Err(Error::invalid(format!(
+                "the {name} of {} has {} segments for {ranks} ranks: one for each",
+                call.collective,
+                bytes.len()
+            )));
+        }
+        for (of, (&bytes, &count)) in bytes.iter().zip(counts).enumerate() {
+            if bytes as u64 != count.saturating_mul(element as u64) {
+                return Err(Error::invalid(format!(
+                    "segment {of} of the {name} of {} has {bytes} bytes, and its count is {count} {}",
+                    call.collective, call.dtype
+                )));
+            }
+        }
+        match is_send {
+            true => lengths.input = 0,
+            false => lengths.output = 0,
         }
     }
     Ok(())

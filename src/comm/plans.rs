@@ -7,7 +7,7 @@ pub use explain::{Explanation, Path};
 
 use super::call::Call;
 use super::say::say;
-use crate::collective::{self, Algorithm, Available, Choice, Request, TransferShape};
+use crate::collective::{self, Algorithm, Available, Choice, Lists, Request, TransferShape};
 use crate::config::Config;
 use crate::cost::{Finding, Model, Models};
 use crate::engine::Prepared;
@@ -32,6 +32,7 @@ enum Key {
         root: Rank,
         in_place: bool,
         premultiply: bool,
+        lists: Lists,
     },
     Transfers(Vec<TransferShape>),
 }
@@ -217,9 +218,13 @@ impl Plans {
         if self.debug {
             self.explain(call, algorithm, is_forced);
         }
-        let prepared = self.prepare(&request, algorithm)?;
+        let lists = call.lists();
+        let prepared = self.prepare(&request, algorithm, lists)?;
         let fallback = match algorithm.needs.registered && !is_forced {
-            true => Some(self.prepare(&request, self.choose(call, &request, false).algorithm)?),
+            true => {
+                let staged = self.choose(call, &request, false).algorithm;
+                Some(self.prepare(&request, staged, lists)?)
+            }
             false => None,
         };
         Ok(Plan { prepared, fallback })
@@ -316,6 +321,7 @@ impl Plans {
         &mut self,
         request: &Request,
         algorithm: &'static Algorithm,
+        lists: Lists,
     ) -> Result<Arc<Prepared>> {
         let place = collective::algorithms(request.collective)
             .iter()
@@ -331,9 +337,13 @@ impl Plans {
             root: request.root,
             in_place: request.in_place,
             premultiply: request.premultiply,
+            lists,
         };
         self.cached(key, || {
             let mut schedule = (algorithm.build)(request);
+            if lists != Lists::default() {
+                schedule = collective::with_lists(schedule, request.collective, lists);
+            }
             if has_roll_call {
                 schedule = Builder::roll_call(schedule);
             }

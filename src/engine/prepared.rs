@@ -137,6 +137,8 @@ pub struct Prepared {
     pub uses_scratch: bool,
     /// Whether it sends or receives.
     pub has_messages: bool,
+    /// Whether some buffers are the caller's others, which peers do not reach.
+    pub has_others: bool,
     /// Scratch buffers through which long messages go a few chunks at a time.
     pub(super) rings: Vec<ChunkRing>,
     /// Its steps.
@@ -169,6 +171,7 @@ impl Prepared {
             uses_windows: has(|buffer| matches!(buffer, Buffer::Window(_))),
             uses_scratch: has(|buffer| matches!(buffer, Buffer::Scratch(_))),
             has_messages: steps.iter().any(is_message),
+            has_others: has(|buffer| matches!(buffer, Buffer::Caller(_))),
             rings: rings_of(&schedule),
             reaches_buffers,
             arrivals: steps.iter().filter(|s| is_arrival(&s.action)).count() as u32,

@@ -295,6 +295,45 @@ impl Action {
         }
     }
 
+    /// As [`Action::for_each_local_range`], to change the ranges.
+    pub fn for_each_local_range_mut(&mut self, mut visit: impl FnMut(&mut Range)) {
+        match self {
+            Action::Send { source, .. } | Action::Put { source, .. } => visit(source),
+            Action::Recv { destination, .. } | Action::Get { destination, .. } => {
+                visit(destination)
+            }
+            Action::Copy {
+                source,
+                destination,
+                ..
+            } => {
+                visit(source);
+                visit(destination);
+            }
+            Action::Reduce {
+                sources,
+                destination,
+                ..
+            } => {
+                sources.iter_mut().for_each(&mut visit);
+                visit(destination);
+            }
+            Action::ReduceFrom {
+                sources,
+                destinations,
+                ..
+            } => {
+                for operand in sources.iter_mut().chain(destinations) {
+                    if let Operand::Local(range) = operand {
+                        visit(range);
+                    }
+                }
+            }
+            Action::Signal { payload, .. } => payload.iter_mut().for_each(visit),
+            Action::WaitCount { .. } | Action::Nop => {}
+        }
+    }
+
     /// A range whose length is the number of elements that the step processes; `None` for steps
     /// that have no elements of their own. (All ranges of a step are equally long.)
     pub fn extent(&self) -> Option<&Range> {

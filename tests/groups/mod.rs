@@ -6,6 +6,7 @@
 
 mod exchange;
 mod joined;
+mod lists;
 mod queue;
 mod random;
 mod registered;

@@ -160,6 +160,8 @@ fn of_builder(held: &mut Held) -> Vec<Case> {
         ("CollectiveBuilder::receive_counts", true),
         ("CollectiveBuilder::input", true),
         ("CollectiveBuilder::output", true),
+        ("CollectiveBuilder::inputs", true),
+        ("CollectiveBuilder::outputs", true),
         ("CollectiveBuilder::run", is_refused(made.run())),
         ("CollectiveBuilder::start", is_refused(made.start())),
         ("CollectiveBuilder::explain", is_refused(made.explain())),

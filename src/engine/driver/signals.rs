@@ -80,9 +80,10 @@ impl Driver {
             output_key: output.key(),
             input_offset: input.offset(),
             output_offset: output.offset(),
-            is_registered: [input, output]
-                .iter()
-                .all(|view| view.is_empty() || view.key().is_some()),
+            is_registered: !round.program.prepared.has_others
+                && [input, output]
+                    .iter()
+                    .all(|view| view.is_empty() || view.key().is_some()),
         }
     }
 
