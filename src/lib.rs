@@ -147,7 +147,7 @@ mod wait;
 mod wire;
 
 pub use comm::{
-    Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Group, Input, Lend,
+    Batch, Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Group, Input, Lend,
     Operation, Output, PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation,
     SparseAllreduce, SparseResult, Tagged,
 };

@@ -65,6 +65,7 @@ impl Place {
             others: Vec::new(),
             keep: [None, None],
             keep_others: Vec::new(),
+            at_end: None,
         };
         self.task = Some(self.engine.submit(call, Time(0)).expect("a start"));
     }

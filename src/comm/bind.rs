@@ -70,6 +70,7 @@ pub(super) fn bind(
             call.output.and_then(|buffer| buffer.keep(output)),
         ],
         keep_others,
+        at_end: None,
     })
 }
 

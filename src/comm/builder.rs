@@ -206,7 +206,12 @@ impl CollectiveBuilder<'_> {
         self.communicator.explain(&self.call()?)
     }
 
-    fn call(&self) -> Result<Call<'_>> {
+    /// Whether it is of this communicator.
+    pub(super) fn is_of(&self, comm: &Communicator) -> bool {
+        std::sync::Arc::ptr_eq(&self.communicator.inner, &comm.inner)
+    }
+
+    pub(super) fn call(&self) -> Result<Call<'_>> {
         if self.collective == Collective::SendRecv {
             return Err(Error::invalid(
                 "sends and receives are no collective with a builder: use Communicator::group",

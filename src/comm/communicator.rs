@@ -4,7 +4,7 @@ use super::buffer::Buffer;
 use super::driving::Driving;
 use super::progress::ProgressChoice;
 use super::ranges::Ranges;
-use super::raw::RawBuffer;
+use super::raw::{RawBuffer, Staging};
 use crate::config::{Config, checked_timeout};
 use crate::error::{Error, Result};
 use crate::memory::{Element, ProcessOwned, Region};
@@ -59,6 +59,8 @@ pub(super) struct Inner {
     pub is_size_only: bool,
     pub is_shared: bool,
     pub progress: ProgressChoice,
+    /// Memory of earlier batches.
+    pub staging: Staging,
 }
 
 impl Communicator {

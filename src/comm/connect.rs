@@ -7,6 +7,7 @@ use super::inside::Inside;
 use super::plans::Plans;
 use super::progress::{ProgressChoice, ProgressThread};
 use super::ranges::{Garbage, Ranges};
+use super::raw::Staging;
 use super::say::say;
 use super::{fetching, findings, host};
 use crate::bootstrap::{self, Cores, HostIdentity, RankContact};
@@ -277,6 +278,7 @@ pub(super) fn finish(
             transport: capabilities.name,
             is_size_only,
             is_shared: capabilities.shared_regions,
+            staging: Staging::default(),
         }),
     }
 }

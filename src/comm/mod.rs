@@ -11,6 +11,7 @@
 //! the engine. `driving.rs` drives the engine and waits for the end.
 
 mod adopt;
+mod batch;
 mod bind;
 mod buffer;
 mod builder;
@@ -55,6 +56,7 @@ mod started;
 mod submit;
 mod tagged;
 
+pub use batch::Batch;
 pub use buffer::Buffer;
 pub use builder::CollectiveBuilder;
 pub use communicator::Communicator;

@@ -48,12 +48,23 @@ use std::time::Duration;
 #[must_use = "an operation that nobody waits for may not have ended when its result is read"]
 pub struct Operation {
     communicator: Communicator,
+    /// The task that it waits for now.
     task: TaskId,
+    /// What else it is.
+    rest: Option<Box<Rest>>,
     /// Once it is known, the engine has forgotten the task.
     result: Option<Result<()>>,
     is_in_queue: bool,
     /// Of a receive with a tag: who has sent its message.
     source: Option<Source>,
+}
+
+/// The other tasks of an operation that is several.
+struct Rest {
+    /// Last first.
+    tasks: Vec<TaskId>,
+    /// The error of one that has ended.
+    failure: Option<Error>,
 }
 
 impl Communicator {
@@ -95,10 +106,54 @@ impl Operation {
         Operation {
             communicator: comm.clone(),
             task,
+            rest: None,
             result: None,
             is_in_queue: false,
             source,
         }
+    }
+
+    /// Tasks that end as one; none have ended.
+    pub(super) fn of_all(comm: &Communicator, mut tasks: Vec<TaskId>) -> Operation {
+        tasks.reverse();
+        let first = tasks.pop();
+        let mut operation = Operation::new(comm, first.unwrap_or(TaskId::NONE), None);
+        operation.result = first.is_none().then_some(Ok(()));
+        operation.rest = (!tasks.is_empty()).then(|| {
+            Box::new(Rest {
+                tasks,
+                failure: None,
+            })
+        });
+        operation
+    }
+
+    /// Takes the end of the task that it waits for; true: there is another one to wait for.
+    fn note(&mut self, ended: Option<Result<()>>) -> bool {
+        let Some(result) = ended else {
+            return false;
+        };
+        let Some(rest) = &mut self.rest else {
+            self.result = Some(result);
+            return false;
+        };
+        match rest.tasks.pop() {
+            Some(next) => {
+                self.task = next;
+                rest.failure = rest.failure.take().or(result.err());
+                true
+            }
+            None => {
+                self.result = Some(rest.failure.take().map_or(result, Err));
+                false
+            }
+        }
+    }
+
+    /// The tasks that have not ended, as far as is known.
+    fn tasks(&self) -> impl Iterator<Item = &TaskId> {
+        let rest = self.rest.iter().flat_map(|rest| &rest.tasks);
+        std::iter::once(&self.task).chain(rest)
     }
 
     fn driving(&self) -> Result<&Arc<Driving>> {
@@ -131,7 +186,15 @@ impl Operation {
         let place = queue.place(driving, user)?;
         match &self.result {
             Some(result) => place.end(result.clone(), self.source()),
-            None => driving.engine().notify(self.task, place),
+            None => match &self.rest {
+                None => driving.engine().notify(self.task, place),
+                Some(rest) => {
+                    let places = place.split(1 + rest.tasks.len(), rest.failure.clone());
+                    let mut engine = driving.engine();
+                    let tasks = self.tasks().zip(places);
+                    tasks.for_each(|(task, place)| engine.notify(*task, place));
+                }
+            },
         }
         queue.wake(driving);
         self.is_in_queue = true;
@@ -141,10 +204,13 @@ impl Operation {
     /// Makes progress once; returns whether the operation has ended. If it has failed, this returns
     /// its error, and so does [`Operation::wait`].
     pub fn test(&mut self) -> Result<bool> {
-        let driving = self.driving()?;
-        if self.result.is_none() {
-            self.result = driving.test(self.task);
+        while self.result.is_none() {
+            let ended = self.driving()?.test(self.task);
+            if !self.note(ended) {
+                break;
+            }
         }
+        self.driving()?;
         self.result
             .clone()
             .map_or(Ok(false), |result| result.map(|()| true))
@@ -179,10 +245,13 @@ impl Operation {
 
     /// Takes the result if the operation has ended. The caller holds the engine and has driven it.
     pub(super) fn look(&mut self, engine: &mut Engine) {
-        if self.result.is_none() {
-            self.result = engine.result(self.task);
-            if self.result.is_some() {
+        while self.result.is_none() {
+            let ended = engine.result(self.task);
+            if ended.is_some() {
                 engine.release(self.task);
+            }
+            if !self.note(ended) {
+                break;
             }
         }
     }
@@ -204,9 +273,15 @@ impl Operation {
         limit: Option<Duration>,
         is_given_up: impl Fn() -> bool,
     ) -> Result<()> {
-        let driving = self.driving()?;
-        if self.result.is_none() {
-            self.result = driving.wait_unless(self.task, limit, is_given_up)?;
+        self.driving()?;
+        let clock = self.communicator.inner.clock.clone();
+        let deadline = limit.map(|limit| clock.now().after(limit));
+        while self.result.is_none() {
+            let left = deadline.map(|deadline| deadline.since(clock.now()));
+            let ended = self.driving()?.wait_unless(self.task, left, &is_given_up)?;
+            if !self.note(ended) {
+                break;
+            }
         }
         Ok(())
     }
@@ -252,10 +327,14 @@ impl Future for Operation {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        if self.result.is_none() {
+        while self.result.is_none() {
             let watched = self.watch(context);
             match watched {
-                Ok(result) => self.result = result,
+                Ok(ended) => {
+                    if !self.note(ended) {
+                        break;
+                    }
+                }
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
@@ -276,7 +355,8 @@ impl Drop for Operation {
     fn drop(&mut self) {
         // In a forked child this leaves the parent's task alone.
         if let (None, Ok(driving)) = (&self.result, self.driving()) {
-            driving.engine().release(self.task);
+            let mut engine = driving.engine();
+            self.tasks().for_each(|task| engine.release(*task));
         }
     }
 }

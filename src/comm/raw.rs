@@ -5,7 +5,7 @@ use super::ranges::{Garbage, Owner, Ranges, Registration};
 use crate::error::Result;
 use crate::kernel;
 use crate::memory::{Access, Borrows, Element, Held, Kept, Region, RegionKey, View};
-use crate::sync::{Arc, PoisonError};
+use crate::sync::{Arc, Mutex, PoisonError};
 use std::ops::Range;
 
 /// A range of bytes of an allocation, and how an operation uses it.
@@ -34,6 +34,9 @@ pub struct RawBuffer {
     owner: Option<Arc<Owner>>,
     view: View,
 }
+
+/// Memory in which short collectives of a batch travel together, between batches.
+pub(super) type Staging = Arc<Mutex<Vec<RawBuffer>>>;
 
 impl RawBuffer {
     /// Memory of this process that is not registered.

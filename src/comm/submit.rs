@@ -12,7 +12,7 @@ use super::plans::Explanation;
 use super::raw::RawBuffer;
 use crate::engine::{Engine, TaskCall, TaskId};
 use crate::error::{Error, Result};
-use crate::memory::{Region, RegionKey};
+use crate::memory::{Kept, Region, RegionKey};
 use std::borrow::Cow;
 use std::sync::{Arc, MutexGuard};
 
@@ -86,6 +86,31 @@ impl Driving {
     pub(super) fn start_call(&self, call: &Call<'_>) -> Result<TaskId> {
         self.with_own_registrations(call, |call| {
             self.start(|inside| self.submit(call, inside, None, false))
+        })
+    }
+
+    /// As [`Driving::start_call`], for a call on memory of this communicator: keeps other memory
+    /// too until it has ended, and calls `at_end` when it has ended well.
+    pub(super) fn start_call_with(
+        &self,
+        call: &Call<'_>,
+        keep: Vec<Kept>,
+        at_end: Box<dyn FnOnce() + Send>,
+    ) -> Result<TaskId> {
+        self.start(|inside| {
+            let task_call = prepare(call, inside, None, false);
+            let engine = &mut inside.engine;
+            match task_call {
+                Ok(mut task_call) => {
+                    task_call.keep_others.extend(keep);
+                    task_call.at_end = Some(at_end);
+                    engine.submit(task_call, self.clock.now())
+                }
+                Err(error) => {
+                    keep.into_iter().for_each(Kept::end);
+                    refuse(engine, error)
+                }
+            }
         })
     }
 

@@ -36,9 +36,10 @@ impl Engine {
             timeout: call.timeout,
             keep: [None, None],
             keep_others: call.keep,
+            at_end: None,
         };
         if let Err(error) = self.admit(&task_call, now) {
-            task_call.end();
+            task_call.end(false);
             return Err(error);
         }
         let id = self.tasks.add(task_call, 0, now);

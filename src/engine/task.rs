@@ -20,6 +20,14 @@ pub struct TaskId {
     generation: u32,
 }
 
+impl TaskId {
+    /// No task.
+    pub const NONE: TaskId = TaskId {
+        index: usize::MAX,
+        generation: 0,
+    };
+}
+
 /// A call, with its schedule chosen and its buffers resolved, and all that must live until the task
 /// has ended.
 pub struct TaskCall {
@@ -40,6 +48,8 @@ pub struct TaskCall {
     pub keep: [Option<Kept>; 2],
     /// The buffers of a group's transfers, kept and borrowed until the task has ended.
     pub keep_others: Vec<Kept>,
+    /// What is done when it has ended well, before anybody is told.
+    pub at_end: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl TaskCall {
@@ -52,8 +62,11 @@ impl TaskCall {
         }
     }
 
-    /// The task has ended as it should.
-    pub(super) fn end(self) {
+    /// The task has ended, as it should if `is_done`.
+    pub(super) fn end(self, is_done: bool) {
+        if let (true, Some(at_end)) = (is_done, self.at_end) {
+            at_end();
+        }
         let all = self.keep.into_iter().flatten().chain(self.keep_others);
         all.for_each(Kept::end);
     }
@@ -202,7 +215,12 @@ impl Tasks {
         let task = &mut self.all[index];
         task.state = State::Done(result);
         match (failure, &mut task.call) {
-            (None, call) => call.take().map_or((), TaskCall::end),
+            (None, call) => {
+                let is_done = task.state == State::Done(Ok(()));
+                if let Some(call) = call.take() {
+                    call.end(is_done);
+                }
+            }
             // Peers may still reach the memory: it is kept until the communicator ends.
             (Some(reason), Some(call)) => call.fail(reason),
             (Some(_), None) => {}

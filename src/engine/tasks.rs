@@ -23,7 +23,7 @@ impl Engine {
             Err(error) => {
                 // Peers may reach the memory of a call that has begun, so it is not given back.
                 if !has_begun {
-                    call.end();
+                    call.end(false);
                 }
                 return Err(error);
             }

@@ -89,6 +89,7 @@ impl Job {
             others: Vec::new(),
             keep: [None, None],
             keep_others: Vec::new(),
+            at_end: None,
         };
         self.engines[rank as usize]
             .submit(call, self.world.now())

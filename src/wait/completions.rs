@@ -42,6 +42,25 @@ pub struct QueuePlace {
     completions: Arc<Completions>,
     user: u64,
     has_ended: bool,
+    /// Of an operation that is several: what those have in common.
+    together: Option<Arc<Together>>,
+}
+
+/// Parts of an operation that end as one.
+#[derive(Debug)]
+struct Together {
+    state: Mutex<(usize, Option<Error>)>,
+}
+
+impl Together {
+    /// A part has ended: what the operation ends with, if it was the last one.
+    fn end(&self, result: Result<()>) -> Option<Result<()>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (left, failure) = &mut *state;
+        *left -= 1;
+        *failure = failure.take().or(result.err());
+        (*left == 0).then(|| failure.take().map_or(Ok(()), Err))
+    }
 }
 
 impl Completions {
@@ -56,6 +75,7 @@ impl Completions {
             completions: self.clone(),
             user,
             has_ended: false,
+            together: None,
         }
     }
 
@@ -126,8 +146,30 @@ impl QueuePlace {
         self.tell(result, source);
     }
 
-    fn tell(&mut self, result: Result<()>, source: Option<Rank>) {
+    /// Places for the parts of the operation, which has ended when all have; `failure`: one that
+    /// has ended already has failed.
+    pub fn split(mut self, parts: usize, failure: Option<Error>) -> Vec<QueuePlace> {
+        self.has_ended = true;
+        let together = Arc::new(Together {
+            state: Mutex::new((parts, failure)),
+        });
+        let part = |_| QueuePlace {
+            completions: self.completions.clone(),
+            user: self.user,
+            has_ended: false,
+            together: Some(together.clone()),
+        };
+        (0..parts).map(part).collect()
+    }
+
+    fn tell(&mut self, mut result: Result<()>, source: Option<Rank>) {
         if !std::mem::replace(&mut self.has_ended, true) {
+            if let Some(together) = &self.together {
+                match together.end(result) {
+                    Some(of_all) => result = of_all,
+                    None => return,
+                }
+            }
             let user = self.user;
             self.completions.end(Completion {
                 user,

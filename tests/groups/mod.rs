@@ -4,6 +4,7 @@
 //! Ranks are threads here, each with communicators of its own family, as if they were processes;
 //! `tests/rebuild.rs` has real ones.
 
+mod batches;
 mod exchange;
 mod joined;
 mod lists;

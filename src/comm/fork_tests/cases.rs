@@ -150,6 +150,11 @@ fn of_builder(held: &mut Held) -> Vec<Case> {
         .timeout(Duration::from_secs(9))
         .input(&held.small)
         .output(&held.small);
+    let batch = held
+        .comm
+        .batch()
+        .with(made.clone())
+        .timeout(Duration::from_secs(9));
     vec![
         ("Communicator::collective", true),
         ("CollectiveBuilder::op", true),
@@ -162,6 +167,11 @@ fn of_builder(held: &mut Held) -> Vec<Case> {
         ("CollectiveBuilder::output", true),
         ("CollectiveBuilder::inputs", true),
         ("CollectiveBuilder::outputs", true),
+        ("Communicator::batch", true),
+        ("Batch::with", true),
+        ("Batch::timeout", true),
+        ("Batch::run", is_refused(batch.run())),
+        ("Batch::start", is_refused(batch.start())),
         ("CollectiveBuilder::run", is_refused(made.run())),
         ("CollectiveBuilder::start", is_refused(made.start())),
         ("CollectiveBuilder::explain", is_refused(made.explain())),
