@@ -481,3 +481,40 @@ fn what_a_rank_sent_before_it_left_is_received_and_nothing_is_waited_for_after()
         assert!(matches!(error, Err(Error::Left { .. })), "{error:?}");
     });
 }
+
+#[test]
+fn every_send_to_a_rank_that_has_left_says_so() {
+    on_ranks(3, |world| {
+        let buffers = [0; 4].map(|_| world.alloc::<u64>(20_000).unwrap());
+        if world.rank() == 2 {
+            return;
+        }
+        let peer = 1 - world.rank();
+        // Until this rank knows of the leave, a short message may be sent to nobody.
+        let has_left = |ended: Result<(), Error>| match ended {
+            Err(Error::Left { rank: 2, .. }) => true,
+            Ok(()) => false,
+            Err(other) => panic!("{other}"),
+        };
+        let sends = [0, 1].map(|at| world.tagged(1).start_send(&buffers[at], 2).unwrap());
+        let groups = [2, 3].map(|at| world.group().send(&buffers[at], 2).start().unwrap());
+        let ended = sends.into_iter().chain(groups).map(Operation::wait);
+        assert!(ended.map(has_left).all(|left| left));
+        // What goes to others is not held up.
+        let (one, other) = (world.alloc::<u8>(9).unwrap(), world.alloc::<u8>(9).unwrap());
+        let send = world.tagged(1).start_send(&one, peer).unwrap();
+        world
+            .tagged(1)
+            .start_recv_any(&other)
+            .unwrap()
+            .wait()
+            .unwrap();
+        send.wait().unwrap();
+        world
+            .group()
+            .send(&one, peer)
+            .recv(&other, peer)
+            .run()
+            .unwrap();
+    });
+}

@@ -23,8 +23,8 @@ impl Folder {
         Folder(path)
     }
 
-    /// Compiles the program that calls every function.
-    fn compile_calls(&self) -> PathBuf {
+    /// Compiles the program that calls every function, with these flags.
+    fn compile_calls(&self, flags: &[&str]) -> PathBuf {
         let program = self.0.join("calls");
         let library = self.0.join("liblinerate_c.so.0");
         std::os::unix::fs::symlink(libraries().join("liblinerate_c.so"), &library).unwrap();
@@ -39,6 +39,7 @@ impl Folder {
                 "-I",
             ])
             .arg(Path::new(FOLDER).join("include"))
+            .args(flags)
             .arg(Path::new(FOLDER).join("tests/calls.c"))
             .arg(&library)
             .arg(format!("-Wl,-rpath,{}", self.0.display()))
@@ -52,23 +53,45 @@ impl Folder {
     }
 }
 
+impl Folder {
+    fn run_calls(&self, program: &Path, name: &str) {
+        let values = self.0.join("values");
+        std::fs::create_dir(&values).unwrap();
+        let job = format!("{name}-{}", std::process::id());
+        let texts = run(|rank| {
+            let mut command = Command::new(program);
+            command.arg(&job).arg(&values).arg(rank.to_string());
+            // What the library keeps until the process ends is no leak of the program.
+            command.env("ASAN_OPTIONS", "detect_leaks=0");
+            command
+        });
+        for (rank, text) in texts.iter().enumerate() {
+            assert_eq!(*text, format!("rank {rank} has called everything\n"));
+        }
+    }
+}
+
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Runs a program on all ranks and returns what each has printed.
-fn run(mut command: impl FnMut(usize) -> Command) -> Vec<String> {
+/// Runs a program on so many ranks.
+fn run_ranks(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Vec<Output> {
     let start = |rank| {
         let mut command = command(rank);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    let ranks: Vec<Child> = (0..RANKS).map(start).collect();
-    let ended: Vec<Output> = (ranks.into_iter())
-        .map(|rank| rank.wait_with_output().unwrap())
-        .collect();
+    let ranks: Vec<Child> = (0..ranks).map(start).collect();
+    let ranks = ranks.into_iter();
+    ranks.map(|rank| rank.wait_with_output().unwrap()).collect()
+}
+
+/// Runs a program on all ranks and returns what each has printed.
+fn run(command: impl FnMut(usize) -> Command) -> Vec<String> {
+    let ended = run_ranks(RANKS, command);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let errors: String = ended.iter().map(|ended| text(&ended.stderr)).collect();
     for (rank, ended) in ended.iter().enumerate() {
@@ -84,18 +107,8 @@ fn run(mut command: impl FnMut(usize) -> Command) -> Vec<String> {
 #[test]
 fn a_program_calls_every_function_also_with_bad_input() {
     let folder = Folder::new("calls");
-    let program = folder.compile_calls();
-    let values = folder.0.join("values");
-    std::fs::create_dir(&values).unwrap();
-    let job = format!("calls-{}", std::process::id());
-    let texts = run(|rank| {
-        let mut command = Command::new(&program);
-        command.arg(&job).arg(&values).arg(rank.to_string());
-        command
-    });
-    for (rank, text) in texts.iter().enumerate() {
-        assert_eq!(*text, format!("rank {rank} has called everything\n"));
-    }
+    let program = folder.compile_calls(&[]);
+    folder.run_calls(&program, "calls");
     let source = std::fs::read_to_string(Path::new(FOLDER).join("tests/calls.c")).unwrap();
     let header = std::fs::read_to_string(Path::new(FOLDER).join("include/linerate.h")).unwrap();
     let calls = header
@@ -111,6 +124,14 @@ fn a_program_calls_every_function_also_with_bad_input() {
         let is_called = source.contains(&format!("{name}(")) || name == "linerate_init";
         assert!(is_called, "tests/calls.c does not call {name}");
     }
+}
+
+#[test]
+fn a_program_under_the_sanitizers_of_addresses_and_of_undefined_behaviour_finds_nothing() {
+    let folder = Folder::new("sanitized");
+    let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let program = folder.compile_calls(&flags);
+    folder.run_calls(&program, "sanitized");
 }
 
 /// The words of a line of linerate.pc, as pkg-config gives them.
@@ -152,6 +173,7 @@ fn the_examples_are_built_against_what_is_installed_and_run() {
         ("allreduce", &shared, 1),
         ("allreduce", &archived, 1),
         ("overlap", &shared, 2),
+        ("elastic", &shared, 25),
     ] {
         let program = folder.0.join(source);
         let output = Command::new("cc")
@@ -165,14 +187,25 @@ fn the_examples_are_built_against_what_is_installed_and_run() {
             .unwrap();
         assert!(output.status.success(), "{source}: {output:?}");
         let job = format!("{source}-{}", std::process::id());
-        let texts = run(|rank| {
+        let of = |ranks: usize, rank: usize| {
             let mut command = Command::new(&program);
             command
                 .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", RANKS.to_string())
+                .env("WORLD_SIZE", ranks.to_string())
                 .env("LINERATE_JOB", &job);
             command
-        });
+        };
+        if source == "elastic" {
+            // Five steps of three ranks and five of the two that live.
+            let ended = run_ranks(3, |rank| of(3, rank));
+            assert!(!ended[2].status.success());
+            for (rank, ended) in ended[..2].iter().enumerate() {
+                let text = String::from_utf8_lossy(&ended.stdout);
+                assert_eq!(text, format!("rank {rank} of 2: {result}\n"), "{ended:?}");
+            }
+            continue;
+        }
+        let texts = run(|rank| of(RANKS, rank));
         for (rank, text) in texts.iter().enumerate() {
             assert_eq!(*text, format!("rank {rank} of 2: {result}\n"));
         }

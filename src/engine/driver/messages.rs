@@ -161,6 +161,8 @@ impl Driver {
         if round.order > self.retired {
             tag = match self.turn_of(round, chunk, (peer, number)) {
                 Some(tag) => tag,
+                // The one before it never gets its turn.
+                None if self.links.gone(peer).is_some() => return Err(PostError::PeerFailed),
                 None => return Err(PostError::WouldBlock),
             };
         }
