@@ -40,7 +40,7 @@
 /**
  * Minor version of the binary interface: it grows with each function, constant or field.
  */
-#define LINERATE_ABI_MINOR 3
+#define LINERATE_ABI_MINOR 4
 
 /**
  * A limit that does not end.
@@ -56,6 +56,147 @@
  * Memory of this process: the one kind that there is.
  */
 #define LINERATE_MEMORY_HOST 0
+
+/**
+ * A round begins when half of the ranks (rounded up) have arrived.
+ */
+#define LINERATE_MAJORITY 0
+
+/**
+ * A round begins with the first rank that arrives.
+ */
+#define LINERATE_SOLO 1
+
+/**
+ * A round begins when `quorum` ranks have arrived.
+ */
+#define LINERATE_QUORUM 2
+
+/**
+ * A round is an ordinary allreduce.
+ */
+#define LINERATE_FULL 3
+
+/**
+ * A round begins when one rank has arrived, drawn anew for each round from `seed`.
+ */
+#define LINERATE_RANDOM_INITIATOR 4
+
+/**
+ * A round begins `deadline_ns` after the first arrival, or when all have arrived; later if fewer
+ * than `quorum` have by then.
+ */
+#define LINERATE_DEADLINE 5
+
+/**
+ * Every round's result, in order: the weights are the same bits on all ranks.
+ */
+#define LINERATE_ORDERED 0
+
+/**
+ * The sum of all rounds since the last result: for plain SGD.
+ */
+#define LINERATE_MERGED 1
+
+/**
+ * The newest result only: the weights of the ranks drift apart.
+ */
+#define LINERATE_LATEST 2
+
+/**
+ * Sums are divided by the ranks that there were at first.
+ */
+#define LINERATE_BY_CREATION 0
+
+/**
+ * Sums are divided by the ranks that live.
+ */
+#define LINERATE_BY_LIVE 1
+
+/**
+ * Sums are divided by the gradients in them.
+ */
+#define LINERATE_BY_GENERATIONS 2
+
+/**
+ * Sums are not divided.
+ */
+#define LINERATE_BY_NOTHING 3
+
+/**
+ * No bound: a slow rank falls behind without limit.
+ */
+#define LINERATE_UNBOUNDED UINT32_MAX
+
+/**
+ * Exactly k entries in every step.
+ */
+#define LINERATE_EXACT 0
+
+/**
+ * Thresholds are found exactly once in `reuse_steps` steps and corrected in between.
+ */
+#define LINERATE_THRESHOLD 1
+
+/**
+ * As the published code does.
+ */
+#define LINERATE_PAPER 2
+
+/**
+ * A value that is not finite is LINERATE_ERROR_NOT_FINITE on all ranks, and changes nothing.
+ */
+#define LINERATE_NOT_FINITE_ERROR 0
+
+/**
+ * All ranks skip a step with a value that is not finite: for gradient scalers.
+ */
+#define LINERATE_NOT_FINITE_SKIP 1
+
+/**
+ * Values that are not finite are left out, and counted.
+ */
+#define LINERATE_NOT_FINITE_COUNT 2
+
+/**
+ * Regions have equal shares of all ranks' picks.
+ */
+#define LINERATE_REGIONS_BALANCED 0
+
+/**
+ * Regions are the average of every rank's own equal shares, as in the paper.
+ */
+#define LINERATE_REGIONS_AVERAGED 1
+
+/**
+ * Regions have equal shares of the coordinates.
+ */
+#define LINERATE_REGIONS_EQUAL 2
+
+/**
+ * Entries are spread evenly where one rank has above min(4, 3p/4) times the mean of p ranks.
+ */
+#define LINERATE_BALANCE_AUTO 0
+
+/**
+ * Entries are spread evenly where one rank has above 4 times the mean.
+ */
+#define LINERATE_BALANCE_PAPER 1
+
+/**
+ * Entries are spread evenly where the cost model says that it is faster.
+ */
+#define LINERATE_BALANCE_COST 2
+
+/**
+ * Entries are always spread evenly.
+ */
+#define LINERATE_BALANCE_ALWAYS 3
+
+/**
+ * Entries are never spread.
+ */
+#define LINERATE_BALANCE_NEVER 4
 
 /**
  * It is done.
@@ -482,6 +623,18 @@ typedef struct linerate_call {
    * The number of its completion in the queue.
    */
   uint64_t user;
+  /**
+   * The input as a list, in place of `input`: one address per rank, of what goes to that rank or
+   * is reduced for it, as long as `send_counts` (of ALL_TO_ALL_V) or `receive_counts` says. Of
+   * ALL_TO_ALL_V, REDUCE_SCATTER_V and the root of SCATTER_V. Nothing is copied together. NULL:
+   * no list; other ranks may have one.
+   */
+  const void *const *inputs;
+  /**
+   * The output as a list, in place of `output`: one address per rank, of what comes from it, as
+   * long as `receive_counts` says. Of ALL_TO_ALL_V, ALL_GATHER_V and the root of GATHER_V.
+   */
+  void *const *outputs;
 } linerate_call;
 
 /**
@@ -562,9 +715,311 @@ typedef struct linerate_exchange {
 } linerate_exchange;
 
 /**
+ * A tensor, declared once for all steps.
+ */
+typedef struct linerate_tensor {
+  /**
+   * sizeof(linerate_tensor).
+   */
+  uint64_t size;
+  /**
+   * Its name, for errors and saved residuals; NULL: "tensor" and its number.
+   */
+  const char *name;
+  /**
+   * Elements; 0 is allowed.
+   */
+  uint64_t count;
+  /**
+   * LINERATE_F32, ...
+   */
+  uint32_t dtype;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} linerate_tensor;
+
+/**
+ * When the tensors of a fusion buffer are reduced. Zero everywhere but `size` is the default. All
+ * ranks give the same values.
+ */
+typedef struct linerate_fusion_options {
+  /**
+   * sizeof(linerate_fusion_options).
+   */
+  uint64_t size;
+  /**
+   * Bytes of one flush, up to 2^40; 0: 64 MiB. A flush happens as soon as so many bytes of one
+   * type are ready on all ranks. A larger tensor goes alone and is reduced where it lies.
+   */
+  uint64_t bytes_max;
+  /**
+   * How long a ready tensor waits for others, in nanoseconds, up to an hour; 0: 5 ms.
+   */
+  uint64_t age_max_ns;
+  /**
+   * Tensors of one flush; 0: no limit; 1: none are fused.
+   */
+  uint64_t tensors_max;
+  /**
+   * Flushes under way at once, up to 8; 0: 3. Each has a registered buffer of at most
+   * `bytes_max`.
+   */
+  uint32_t buffers_count;
+  /**
+   * LINERATE_SUM, ...
+   */
+  uint32_t op;
+  /**
+   * The factor of this rank, of LINERATE_PREMUL_SUM.
+   */
+  double factor;
+  /**
+   * A plan in place of rounds in which the ranks agree: for each tensor the number of its flush,
+   * from 0 on. Flushes start in this order, each when its tensors are ready; the first three
+   * limits have no effect then. NULL: no plan.
+   */
+  const uint32_t *plan;
+} linerate_fusion_options;
+
+/**
+ * A handle of a fusion buffer.
+ */
+typedef uint64_t linerate_fusion;
+
+/**
+ * What a fusion buffer did in a step. Times are nanoseconds since it was made, by this rank's
+ * clock.
+ */
+typedef struct linerate_step_report {
+  /**
+   * sizeof(linerate_step_report), set by the caller.
+   */
+  uint64_t size;
+  /**
+   * The number of the step, from 0 on.
+   */
+  uint64_t step;
+  /**
+   * Flushes, equal on all ranks; linerate_fusion_flush() tells of each.
+   */
+  uint64_t flushes_count;
+  /**
+   * Rounds in which the ranks agreed; 0 with a plan.
+   */
+  uint64_t rounds_count;
+  /**
+   * Bytes that were reduced.
+   */
+  uint64_t bytes;
+  /**
+   * When the first tensor was announced.
+   */
+  uint64_t begin_ns;
+  /**
+   * When the backward pass ended.
+   */
+  uint64_t backward_end_ns;
+  /**
+   * When all tensors were reduced.
+   */
+  uint64_t done_ns;
+  /**
+   * How long at least one flush was under way.
+   */
+  uint64_t communication_ns;
+  /**
+   * The share of that time that the backward pass has hidden, 0 to 1.
+   */
+  double overlap;
+} linerate_step_report;
+
+/**
+ * One flush of a step: several tensors that were reduced together.
+ */
+typedef struct linerate_flush_report {
+  /**
+   * sizeof(linerate_flush_report), set by the caller.
+   */
+  uint64_t size;
+  /**
+   * Bytes of all its tensors.
+   */
+  uint64_t bytes;
+  /**
+   * When the last of them was announced.
+   */
+  uint64_t ready_ns;
+  /**
+   * When its allreduce was started.
+   */
+  uint64_t start_ns;
+  /**
+   * When its allreduce had ended.
+   */
+  uint64_t end_ns;
+  /**
+   * How many tensors it had.
+   */
+  uint64_t tensors_count;
+  /**
+   * The type of its elements.
+   */
+  uint32_t dtype;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} linerate_flush_report;
+
+/**
  * A handle of registered memory.
  */
 typedef uint64_t linerate_memory;
+
+/**
+ * How a partial allreduce works. Zero everywhere but `size` is the default. All ranks give the
+ * same values.
+ */
+typedef struct linerate_partial_options {
+  /**
+   * sizeof(linerate_partial_options).
+   */
+  uint64_t size;
+  /**
+   * When rounds begin: LINERATE_MAJORITY, ...
+   */
+  uint32_t policy;
+  /**
+   * Ranks, of LINERATE_QUORUM and LINERATE_DEADLINE; 0: 1.
+   */
+  uint32_t quorum;
+  /**
+   * Of LINERATE_DEADLINE, by the clock of one rank.
+   */
+  uint64_t deadline_ns;
+  /**
+   * Of LINERATE_RANDOM_INITIATOR.
+   */
+  uint64_t seed;
+  /**
+   * N: every (N+1)-th round waits for all; 0: none does.
+   */
+  uint32_t limiter;
+  /**
+   * No gradient is included later than so many rounds after its own, 1 to 1024; 0: 8;
+   * LINERATE_UNBOUNDED: not with LINERATE_ORDERED. LINERATE_FULL never includes one late.
+   */
+  uint32_t staleness_max;
+  /**
+   * Rounds that a rank may be ahead of its last result, 1 to 4; 0: 1.
+   */
+  uint32_t rounds_in_flight;
+  /**
+   * What a slow rank gets: LINERATE_ORDERED, ...
+   */
+  uint32_t delivery;
+  /**
+   * LINERATE_BY_CREATION, ...
+   */
+  uint32_t divisor;
+  /**
+   * Not 0: ranks that live go on after a death; 0: they have its error.
+   */
+  uint32_t survive;
+} linerate_partial_options;
+
+/**
+ * A handle of a partial allreduce.
+ */
+typedef uint64_t linerate_partial;
+
+/**
+ * What a round was, the same on all ranks. Sets of ranks are written to where the caller says, as
+ * bits: rank r is bit r % 64 of word r / 64, and a set has (ranks + 63) / 64 words. NULL: not
+ * wanted.
+ */
+typedef struct linerate_round_report {
+  /**
+   * sizeof(linerate_round_report), set by the caller.
+   */
+  uint64_t size;
+  /**
+   * Set by the caller: where the ranks go whose gradient of this round was there in time.
+   */
+  uint64_t *active;
+  /**
+   * Set by the caller: where those go that contributed anything, late gradients included.
+   */
+  uint64_t *included;
+  /**
+   * Set by the caller: where those go for which the round waited because of `staleness_max`.
+   */
+  uint64_t *held;
+  /**
+   * Set by the caller: where those go that had died.
+   */
+  uint64_t *dead;
+  /**
+   * Set by the caller: where it goes how many gradients the sum has of this round, of the one
+   * before, and so on.
+   */
+  uint64_t *staleness;
+  /**
+   * Set by the caller: how many numbers `staleness` has room for.
+   */
+  uint64_t staleness_capacity;
+  /**
+   * How many numbers there are for `staleness`.
+   */
+  uint64_t staleness_count;
+  /**
+   * Its number, from 0 on; of the newest round if there are several in the result.
+   */
+  uint64_t round;
+  /**
+   * Rounds in this result, or skipped by it; 1 with LINERATE_ORDERED.
+   */
+  uint64_t rounds;
+  /**
+   * Gradients in the sum.
+   */
+  uint64_t generations;
+  /**
+   * What the sum was divided by; 1 if by nothing.
+   */
+  uint64_t divisor;
+  /**
+   * How many ranks are in `active`.
+   */
+  uint32_t active_count;
+  /**
+   * How many ranks are in `included`.
+   */
+  uint32_t included_count;
+  /**
+   * How many ranks are in `held`.
+   */
+  uint32_t held_count;
+  /**
+   * How many ranks are in `dead`.
+   */
+  uint32_t dead_count;
+  /**
+   * 1: it waited for all ranks, as every round with LINERATE_FULL does; else 0.
+   */
+  uint32_t is_full;
+  /**
+   * 1: it was the round of linerate_partial_finish(); else 0.
+   */
+  uint32_t is_last;
+} linerate_round_report;
+
+/**
+ * Called with each result of linerate_partial_finish(), which lies in `update` during the call.
+ */
+typedef void (*linerate_visit)(void *user, const struct linerate_round_report *report);
 
 /**
  * An operation that has ended.
@@ -587,6 +1042,173 @@ typedef struct linerate_completion {
    */
   uint32_t source;
 } linerate_completion;
+
+/**
+ * How a sparse allreduce works. Zero everywhere but `size` is the default. All ranks give the same
+ * values.
+ */
+typedef struct linerate_sparse_options {
+  /**
+   * sizeof(linerate_sparse_options).
+   */
+  uint64_t size;
+  /**
+   * "oktopk" (NULL: this), "topka", "topka2", "topkdsa", "topkdsa-small", "topkdsa-big",
+   * "topkdsa-doubling", "gtopk", "gaussiank", "dense", or "auto" (by the cost model and the
+   * steps before).
+   */
+  const char *algorithm;
+  /**
+   * The share of all coordinates that a step selects, above 0 and at most 1; 0: `k`, or 1 % if
+   * that is 0, too.
+   */
+  double density;
+  /**
+   * How many entries a step selects, if `density` is 0.
+   */
+  uint64_t k;
+  /**
+   * Steps between two exact thresholds; 0: 32.
+   */
+  uint64_t reuse_steps;
+  /**
+   * Steps between two cuts of the regions; 0: 64.
+   */
+  uint64_t repartition_steps;
+  /**
+   * First steps that are dense; their residuals stay zero.
+   */
+  uint64_t warm_up_steps;
+  /**
+   * LINERATE_EXACT, ...
+   */
+  uint32_t mode;
+  /**
+   * LINERATE_NOT_FINITE_ERROR, ...
+   */
+  uint32_t not_finite;
+  /**
+   * LINERATE_REGIONS_BALANCED, ...
+   */
+  uint32_t regions;
+  /**
+   * LINERATE_BALANCE_AUTO, ...
+   */
+  uint32_t balance;
+  /**
+   * What values are on the wire: LINERATE_F32 (0: this), LINERATE_BF16 or LINERATE_I8 (with
+   * scales). The residuals keep what the rounding takes.
+   */
+  uint32_t values;
+  /**
+   * What indices are on the wire: LINERATE_U32, LINERATE_U64; 0: what suffices.
+   */
+  uint32_t indices;
+  /**
+   * Not 0: the density or k is of each tensor, and not of all together.
+   */
+  uint32_t is_per_tensor;
+  /**
+   * Not 0: the result is divided by the number of ranks.
+   */
+  uint32_t is_average;
+  /**
+   * Not 0: TopkDSA sends values without indices from half of the coordinates on, as SparCML; 0:
+   * from a third on.
+   */
+  uint32_t is_sparcml;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} linerate_sparse_options;
+
+/**
+ * A handle of a sparse allreduce.
+ */
+typedef uint64_t linerate_sparse;
+
+/**
+ * What a step of a sparse allreduce did. A word is 4 bytes.
+ */
+typedef struct linerate_sparse_report {
+  /**
+   * sizeof(linerate_sparse_report), set by the caller.
+   */
+  uint64_t size;
+  /**
+   * The algorithm that ran, by the name that options give it. The text is constant.
+   */
+  const char *algorithm;
+  /**
+   * Steps until now, without those that were skipped.
+   */
+  uint64_t steps;
+  /**
+   * The entries that a step is to select.
+   */
+  uint64_t k;
+  /**
+   * Entries that this rank selected.
+   */
+  uint64_t selected_local;
+  /**
+   * Entries of the result.
+   */
+  uint64_t selected_global;
+  /**
+   * Non-zeros of the sum of all that was selected; UINT64_MAX: not counted.
+   */
+  uint64_t reduced;
+  /**
+   * Values that are not finite, of all ranks.
+   */
+  uint64_t not_finite;
+  /**
+   * Time of selecting.
+   */
+  uint64_t select_ns;
+  /**
+   * Time of communicating, with the wait for other ranks.
+   */
+  uint64_t communicate_ns;
+  /**
+   * Time of changing residuals and making the result.
+   */
+  uint64_t apply_ns;
+  /**
+   * Messages sent by this rank.
+   */
+  uint64_t messages;
+  /**
+   * Bytes sent.
+   */
+  uint64_t bytes_sent;
+  /**
+   * Bytes of entries received.
+   */
+  uint64_t bytes_received;
+  /**
+   * Words of entries sent.
+   */
+  uint64_t data_words_sent;
+  /**
+   * Words of entries received.
+   */
+  uint64_t data_words_received;
+  /**
+   * Words of counts, sizes and boundaries sent.
+   */
+  uint64_t control_words;
+  /**
+   * 1: the step was skipped because of a value that is not finite; else 0.
+   */
+  uint32_t is_skipped;
+  /**
+   * 1: some of the result is dense; else 0.
+   */
+  uint32_t is_dense;
+} linerate_sparse_report;
 
 /**
  * A send or a receive with a tag, like those of MPI: a receive takes a message only if their tags
@@ -731,6 +1353,39 @@ int32_t linerate_group_run(linerate_comm comm,
  */
 int32_t linerate_group_start(linerate_comm comm,
                              const struct linerate_transfer *transfers,
+                             uint64_t count,
+                             uint64_t timeout_ns,
+                             linerate_queue queue,
+                             uint64_t user,
+                             linerate_operation *operation);
+
+/**
+ * Runs several collectives together and waits for the end of all, as the calls between
+ * ncclGroupStart and ncclGroupEnd. All ranks give the same ones in the same order. Short ones with
+ * one type, operator and root travel together. `timeout_ns` is that of calls that have none.
+ *
+ * Threads, owner and fork: as linerate_run().
+ *
+ * The caller's promise:
+ * `calls` are `count` structs whose addresses hold what their documentation says.
+ */
+int32_t linerate_batch_run(linerate_comm comm,
+                           const struct linerate_call *calls,
+                           uint64_t count,
+                           uint64_t timeout_ns);
+
+/**
+ * Starts several collectives together, as linerate_batch_run(), and returns at once. They are one
+ * operation, which ends when all have. With a queue that is not 0, `operation` may be NULL: the
+ * queue tells the end then, with the number `user`. The calls name no queues.
+ *
+ * Threads, owner and fork: as linerate_start().
+ *
+ * The caller's promise:
+ * As linerate_batch_run(); `operation` is writable, or NULL.
+ */
+int32_t linerate_batch_start(linerate_comm comm,
+                             const struct linerate_call *calls,
                              uint64_t count,
                              uint64_t timeout_ns,
                              linerate_queue queue,
@@ -899,8 +1554,9 @@ int32_t linerate_finalize(linerate_comm comm);
 
 /**
  * Ends the handle of a communicator; 0 is allowed and does nothing. This rank leaves when the
- * handle, its operations and its queues have all been freed, and that call waits until the other
- * ranks need nothing of this process, at most the timeout of the settings.
+ * handle and all that was made of it have been freed: operations, queues, fusion buffers, partial
+ * and sparse allreduces. That call waits until the other ranks need nothing of this process, at
+ * most the timeout of the settings.
  *
  * Threads: any; calls that are under way on other threads end as if the handle still were. After
  * fork: the child's handle ends, and the parent's communicator goes on.
@@ -935,6 +1591,93 @@ int32_t linerate_config_set(linerate_config config, const char *name, const char
  * Frees settings. 0 is allowed and does nothing. Threads: any. After fork: as before.
  */
 int32_t linerate_config_free(linerate_config config);
+
+/**
+ * Makes a fusion buffer, which reduces a declared set of tensors in every step, several together,
+ * while others are still computed. Every rank announces each tensor once in a step, in any order.
+ * It works on a duplicate of `comm`, so operations on `comm` may run at any time. `options` may be
+ * NULL. Collective: all ranks call it, with the same tensors and options.
+ *
+ * Threads: any, one at a time for one communicator. Tensors and options are copied. The caller
+ * frees the handle (linerate_fusion_free()); it counts as a handle of the communicator until then.
+ * After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `tensors` are `tensors_count` structs; `options` is a struct, or NULL, whose plan has a number
+ * for each tensor; `fusion` is writable.
+ */
+int32_t linerate_fusion_create(linerate_comm comm,
+                               const struct linerate_tensor *tensors,
+                               uint64_t tensors_count,
+                               const struct linerate_fusion_options *options,
+                               linerate_fusion *fusion);
+
+/**
+ * Says that a tensor is computed and lies at `address`, and returns at once. The memory belongs to
+ * the fusion buffer until linerate_fusion_wait() returns; then it holds the reduction. Memory of
+ * linerate_alloc() or linerate_register() is the fastest.
+ *
+ * Threads: any, several at once. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `address` has the elements of the tensor.
+ */
+int32_t linerate_fusion_announce(linerate_fusion fusion, uint64_t tensor, void *address);
+
+/**
+ * Says that this rank announces no more tensors in this step, so that what is ready is reduced
+ * without waiting for more. linerate_fusion_wait() does it, too: call this if the thread does other
+ * work before.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_fusion_end(linerate_fusion fusion);
+
+/**
+ * Has a queue told, once, with the number `user`, when every tensor of this step is reduced, or
+ * when the fusion buffer has failed; linerate_fusion_wait() then returns at once. Call
+ * linerate_fusion_end(), too.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_fusion_notify(linerate_fusion fusion, linerate_queue queue, uint64_t user);
+
+/**
+ * Waits until every tensor of the step is reduced on this rank, and begins the next step. `report`
+ * may be NULL. After an error, free the fusion buffer and make another one; the communicator from
+ * which it was made is still good, unless a rank has died.
+ *
+ * Threads: any, one at a time for one fusion buffer. The announced memory is the caller's again.
+ * After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `report` is a struct with its size, or NULL.
+ */
+int32_t linerate_fusion_wait(linerate_fusion fusion, struct linerate_step_report *report);
+
+/**
+ * Tells of a flush of the latest step that linerate_fusion_wait() has ended, by its number from 0
+ * on. `report` may be NULL. Writes the numbers of its tensors to `tensors`, at most `capacity` of them.
+ *
+ * Threads: one at a time for one fusion buffer. After fork: as before.
+ *
+ * The caller's promise:
+ * `report` is a struct with its size, or NULL; `tensors` has room for `capacity` numbers.
+ */
+int32_t linerate_fusion_flush(linerate_fusion fusion,
+                              uint64_t flush,
+                              struct linerate_flush_report *report,
+                              uint32_t *tensors,
+                              uint64_t capacity);
+
+/**
+ * Frees a fusion buffer; 0 is allowed and does nothing. A step that is under way fails on all
+ * ranks, so that none waits for this one.
+ *
+ * Threads: any. Announced memory is the caller's again. After fork: the child's handle ends, and
+ * the parent's fusion buffer goes on.
+ */
+int32_t linerate_fusion_free(linerate_fusion fusion);
 
 /**
  * Allocates zeroed memory that operations use where it lies, in place of copying it. A call takes
@@ -1242,6 +1985,124 @@ int32_t linerate_recv(void *recvbuf,
                       linerate_comm comm);
 
 /**
+ * Makes a partial allreduce of vectors of `count` elements: rounds that do not wait for slow ranks,
+ * whose gradients are in later rounds. In each step a rank submits its gradient and takes the
+ * result of the step. Rounds may be under way while other operations of `comm` are. `options` may
+ * be NULL. Collective: all ranks call it, with the same arguments.
+ *
+ * Threads: any, one at a time for one communicator. The caller frees the handle
+ * (linerate_partial_free()); it counts as a handle of the communicator until then. After fork:
+ * LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `options` is a struct, or NULL; `partial` is writable.
+ */
+int32_t linerate_partial_create(linerate_comm comm,
+                                uint32_t dtype,
+                                uint64_t count,
+                                const struct linerate_partial_options *options,
+                                linerate_partial *partial);
+
+/**
+ * Submits the gradient of this rank's next step; its number, from 0 on, goes to `step`, which may
+ * be NULL. The gradient is copied. Waits only if the rank is `rounds_in_flight` steps ahead of the
+ * last result that it has taken.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `gradient` has `count` elements; `step` is writable, or NULL.
+ */
+int32_t linerate_partial_submit(linerate_partial partial, const void *gradient, uint64_t *step);
+
+/**
+ * Takes the next result: waits for it, and copies it to `update`. LINERATE_IN_PROGRESS: none is
+ * due before the next submit. `report` may be NULL. With LINERATE_ORDERED the results are those of
+ * the rounds in order, and a rank that is behind gets its next one at once. After an error of a
+ * round, free the partial allreduce; the communicator is still good, unless a rank has died.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `update` has room for `count` elements; `report` is NULL or a struct with its size, whose
+ * addresses are NULL or have room.
+ */
+int32_t linerate_partial_next(linerate_partial partial,
+                              void *update,
+                              struct linerate_round_report *report);
+
+/**
+ * As linerate_partial_next(), and LINERATE_IN_PROGRESS instead of waiting. A rank that is behind
+ * catches up by calling it until it returns that.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * As linerate_partial_next().
+ */
+int32_t linerate_partial_try_next(linerate_partial partial,
+                                  void *update,
+                                  struct linerate_round_report *report);
+
+/**
+ * Submits a gradient and takes the next result, faster than in two calls. `gradient` and `update`
+ * may be equal.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * As linerate_partial_submit() and linerate_partial_next().
+ */
+int32_t linerate_partial_exchange(linerate_partial partial,
+                                  const void *gradient,
+                                  void *update,
+                                  struct linerate_round_report *report);
+
+/**
+ * Runs a round that waits for all ranks and has everything that any of them has not delivered.
+ * Every result that this rank has not taken yet, and that of this round, is copied to `update`, one
+ * by one; `visit` is then called with `user` and its report, whose sets it may read during the
+ * call. `visit` may be NULL where only the last result matters. Collective, after as many submits
+ * on all ranks: at the end, and before validation and checkpoints. Submits may go on afterwards.
+ *
+ * Threads: any; `visit` runs on the calling thread, inside this call only. After fork:
+ * LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `update` has room for `count` elements; `visit` returns.
+ */
+int32_t linerate_partial_finish(linerate_partial partial,
+                                void *update,
+                                linerate_visit visit,
+                                void *user);
+
+/**
+ * Has a queue told, once, with the number `user`, when a result can be taken, or when the rounds
+ * have failed; linerate_partial_next() then returns at once. An error if no result is due before
+ * the next submit.
+ *
+ * Threads: any. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_partial_notify(linerate_partial partial, linerate_queue queue, uint64_t user);
+
+/**
+ * How many rounds this rank is behind: rounds that have ended less its submits, at least 0.
+ * Threads: any. After fork: 0.
+ *
+ * The caller's promise:
+ * `rounds` is writable.
+ */
+int32_t linerate_partial_lag(linerate_partial partial, uint64_t *rounds);
+
+/**
+ * Frees a partial allreduce; 0 is allowed and does nothing. Call linerate_partial_finish() before,
+ * so that nothing is lost.
+ *
+ * Threads: any. After fork: the child's handle ends, and the parent's rounds go on.
+ */
+int32_t linerate_partial_free(linerate_partial partial);
+
+/**
  * Makes a queue for operations of a communicator and of those made of it. Not collective.
  *
  * Threads: any. The caller frees it; it counts as a handle of the communicator until then. After
@@ -1298,6 +2159,188 @@ int32_t linerate_queue_running(linerate_queue queue, uint64_t *count);
  * Threads: any. After fork: the child's handle ends, and the parent's queue goes on.
  */
 int32_t linerate_queue_free(linerate_queue queue);
+
+/**
+ * Makes a sparse allreduce of these tensors, all LINERATE_F32 with names of their own: every step
+ * sums only the entries that matter, and keeps the rest in residuals, which the next steps add.
+ * `options` may be NULL. Collective: all ranks call it, with the same tensors and options.
+ *
+ * Its steps are operations of `comm`: all ranks run and start them in one order with the others.
+ *
+ * Threads: any, one at a time for one communicator. Tensors and options are copied. The caller
+ * frees the handle (linerate_sparse_free()); it counts as a handle of the communicator until then.
+ * After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `tensors` are `tensors_count` structs; `options` is a struct, or NULL; `sparse` is writable.
+ */
+int32_t linerate_sparse_create(linerate_comm comm,
+                               const struct linerate_tensor *tensors,
+                               uint64_t tensors_count,
+                               const struct linerate_sparse_options *options,
+                               linerate_sparse *sparse);
+
+/**
+ * Runs a step and waits for its result, which linerate_sparse_add_to() and
+ * linerate_sparse_entries() read. `gradients` has one address for each tensor; they are only read.
+ * `report` may be NULL.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `gradients` are addresses of the elements of the tensors; `report` is a struct with its size, or
+ * NULL.
+ */
+int32_t linerate_sparse_run(linerate_sparse sparse,
+                            const void *const *gradients,
+                            struct linerate_sparse_report *report);
+
+/**
+ * Starts a step and returns at once. linerate_sparse_test() moves it, as does who waits for its
+ * queue. Until it has ended, start no other operation on the communicator, but on a duplicate.
+ *
+ * Threads: one at a time for one sparse allreduce. The gradients stay as they are until the step
+ * has ended. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * As linerate_sparse_run().
+ */
+int32_t linerate_sparse_start(linerate_sparse sparse, const void *const *gradients);
+
+/**
+ * Moves the step that was started: 0 and its report if it has ended, LINERATE_IN_PROGRESS if not.
+ * `report` may be NULL.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `report` is a struct with its size, or NULL.
+ */
+int32_t linerate_sparse_test(linerate_sparse sparse, struct linerate_sparse_report *report);
+
+/**
+ * Has a queue of the same family told, once, with the number `user`, when the step under way has
+ * ended; linerate_sparse_test() then gives its result. Who waits for the queue moves the step.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: LINERATE_ERROR_FORKED.
+ */
+int32_t linerate_sparse_notify(linerate_sparse sparse, linerate_queue queue, uint64_t user);
+
+/**
+ * Runs a dense step of the residuals alone, which are zero afterwards. Collective: before the
+ * ranks change, and at the end of the training. `report` may be NULL.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: LINERATE_ERROR_FORKED.
+ *
+ * The caller's promise:
+ * `report` is a struct with its size, or NULL.
+ */
+int32_t linerate_sparse_flush(linerate_sparse sparse, struct linerate_sparse_report *report);
+
+/**
+ * Adds `factor` times the latest result to `outputs`, one address for each tensor. With the
+ * negative learning rate this is a step of gradient descent.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: as before.
+ *
+ * The caller's promise:
+ * `outputs` are addresses of the elements of the tensors.
+ */
+int32_t linerate_sparse_add_to(linerate_sparse sparse, void *const *outputs, float factor);
+
+/**
+ * The non-zero values of a tensor in the latest result: ascending indices, relative to the tensor,
+ * and values. Writes at most `capacity` of each, and how many there are to `count`.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: as before.
+ *
+ * The caller's promise:
+ * `indices` and `values` have room for `capacity` numbers; `count` is writable.
+ */
+int32_t linerate_sparse_entries(linerate_sparse sparse,
+                                uint64_t tensor,
+                                uint64_t *indices,
+                                float *values,
+                                uint64_t capacity,
+                                uint64_t *count);
+
+/**
+ * The entries of a tensor that this rank selected in the latest step, as
+ * linerate_sparse_entries(): each has the sum of residual and gradient.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: as before.
+ *
+ * The caller's promise:
+ * As linerate_sparse_entries().
+ */
+int32_t linerate_sparse_picks(linerate_sparse sparse,
+                              uint64_t tensor,
+                              uint64_t *indices,
+                              float *values,
+                              uint64_t capacity,
+                              uint64_t *count);
+
+/**
+ * Where the residual of a tensor lies, as many floats as the tensor has. The caller may read and
+ * change it between steps, until linerate_sparse_free().
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: the child has its own copy.
+ *
+ * The caller's promise:
+ * `address` is writable.
+ */
+int32_t linerate_sparse_residual(linerate_sparse sparse, uint64_t tensor, float **address);
+
+/**
+ * Sets all residuals of this rank to zero, and forgets its thresholds. All ranks call it between
+ * the same two steps. Threads: one at a time for one sparse allreduce. After fork: the child's
+ * copy.
+ */
+int32_t linerate_sparse_reset(linerate_sparse sparse);
+
+/**
+ * Multiplies all residuals of this rank by `factor`: for a trainer that changes the scale of its
+ * gradients. Threads: one at a time for one sparse allreduce. After fork: the child's copy.
+ */
+int32_t linerate_sparse_scale(linerate_sparse sparse, float factor);
+
+/**
+ * Saves the residuals of this rank for linerate_sparse_load(): at most `capacity` bytes go to
+ * `buffer`, and their whole number to `needed`. With a capacity that is too small, nothing is
+ * written but the number.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: the child's copy.
+ *
+ * The caller's promise:
+ * `buffer` has `capacity` bytes, or is NULL with a capacity of 0; `needed` is writable.
+ */
+int32_t linerate_sparse_save(linerate_sparse sparse,
+                             void *buffer,
+                             uint64_t capacity,
+                             uint64_t *needed);
+
+/**
+ * Loads what linerate_sparse_save() has saved on this rank. All ranks load before the same step.
+ * With `is_resized` not 0 the number of ranks may have changed since; a rank that is new then calls
+ * linerate_sparse_reset() instead. LINERATE_ERROR_MALFORMED: the bytes are nothing that was saved,
+ * or were saved with other tensors; nothing has changed.
+ *
+ * Threads: one at a time for one sparse allreduce. After fork: the child's copy.
+ *
+ * The caller's promise:
+ * `saved` has `bytes` bytes.
+ */
+int32_t linerate_sparse_load(linerate_sparse sparse,
+                             const void *saved,
+                             uint64_t bytes,
+                             uint32_t is_resized);
+
+/**
+ * Frees a sparse allreduce; 0 is allowed and does nothing. Its residuals are gone then.
+ *
+ * Threads: any. After fork: the child's handle ends.
+ */
+int32_t linerate_sparse_free(linerate_sparse sparse);
 
 /**
  * The name of a status, such as LINERATE_ERROR_TIMEOUT; of a number that is none, "unknown

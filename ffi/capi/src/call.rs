@@ -3,11 +3,11 @@
 use crate::communicator::linerate_comm;
 use crate::memory::{LINERATE_MEMORY_HOST, adopt};
 use crate::objects::{COMMUNICATOR, OPERATION, Object, QUEUE, insert, lock};
-use crate::pointers::{Sized64, array, check_place, read, step_of, text, write};
+use crate::pointers::{Sized64, Structs, array, check_place, read, text, write};
 use crate::queue::linerate_queue;
 use crate::status::{Fault, LINERATE_DONE, LINERATE_IN_PROGRESS, enter, invalid};
 use crate::words::{collective_of, dtype_of, op_of};
-use linerate::{Collective, CollectiveBuilder, Communicator, Group, Operation};
+use linerate::{Batch, Collective, CollectiveBuilder, Communicator, Group, Operation};
 use std::ffi::{c_char, c_void};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -81,11 +81,20 @@ pub struct linerate_call {
     pub queue: linerate_queue,
     /// The number of its completion in the queue.
     pub user: u64,
+    /// The input as a list, in place of `input`: one address per rank, of what goes to that rank or
+    /// is reduced for it, as long as `send_counts` (of ALL_TO_ALL_V) or `receive_counts` says. Of
+    /// ALL_TO_ALL_V, REDUCE_SCATTER_V and the root of SCATTER_V. Nothing is copied together. NULL:
+    /// no list; other ranks may have one.
+    pub inputs: *const *const c_void,
+    /// The output as a list, in place of `output`: one address per rank, of what comes from it, as
+    /// long as `receive_counts` says. Of ALL_TO_ALL_V, ALL_GATHER_V and the root of GATHER_V.
+    pub outputs: *const *mut c_void,
 }
 
 // SAFETY: numbers and addresses, the size first.
 unsafe impl Sized64 for linerate_call {
     const NAME: &'static str = "linerate_call";
+    const FIRST_BYTES: usize = std::mem::offset_of!(linerate_call, inputs);
 }
 
 /// One send or receive of a group.
@@ -164,6 +173,15 @@ pub(crate) fn check_kind(kind: u32) -> Result<(), Fault> {
     }
 }
 
+fn refuse_both(name: &str, is_alone: bool) -> Result<(), Fault> {
+    match is_alone {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "a call has {name} and {name}s: give one of them"
+        ))),
+    }
+}
+
 /// The collective of a call.
 ///
 /// # Safety
@@ -219,6 +237,23 @@ unsafe fn build<'a>(
         // SAFETY: our caller promises it.
         let output = unsafe { adopt("output", communicator, call.output, outputs, dtype)? };
         built = built.output(&output);
+    }
+    let lists = |name, list: *const *const c_void, counts: &[u64]| {
+        // SAFETY: our caller promises one address per rank.
+        let addresses = unsafe { array(name, list, ranks)? };
+        let parts = addresses.iter().zip(counts);
+        // SAFETY: our caller promises as many elements at each.
+        let adopt = |(&part, &count)| unsafe { adopt(name, communicator, part, count, dtype) };
+        parts.map(adopt).collect::<Result<Vec<_>, Fault>>()
+    };
+    if !call.inputs.is_null() {
+        refuse_both("input", call.input.is_null())?;
+        let counts = if has_sends { sends } else { receives };
+        built = built.inputs(&lists("inputs", call.inputs, counts)?);
+    }
+    if !call.outputs.is_null() {
+        refuse_both("output", call.output.is_null())?;
+        built = built.outputs(&lists("outputs", call.outputs.cast(), receives)?);
     }
     if call.timeout_ns > 0 {
         built = built.timeout(Duration::from_nanos(call.timeout_ns));
@@ -366,29 +401,9 @@ unsafe fn group<'a>(
     if timeout_ns > 0 {
         group = group.timeout(Duration::from_nanos(timeout_ns));
     }
-    if count == 0 {
-        return Ok(group);
-    }
     // SAFETY: our caller promises it.
-    let step = unsafe { step_of("transfers", transfers)? };
-    // SAFETY: as above. This checks that all of them fit an address space.
-    unsafe {
-        array(
-            "transfers",
-            transfers.cast::<u64>(),
-            count.saturating_mul(step / 8),
-        )?
-    };
-    for number in 0..count as usize {
-        let place = transfers.wrapping_byte_add(number * step as usize);
-        // SAFETY: as above.
-        let transfer = unsafe { read("a transfer", place)? };
-        if transfer.size != step {
-            return Err(invalid(format!(
-                "transfer {number} has a size of {}, the first one {step}: all have sizeof(linerate_transfer)",
-                transfer.size
-            )));
-        }
+    for transfer in unsafe { Structs::new("transfers", transfers, count)? }.iter() {
+        let transfer = transfer?;
         check_kind(transfer.memory_kind)?;
         let (dtype, length) = (dtype_of(transfer.dtype)?, transfer.count);
         // SAFETY: as above.
@@ -445,6 +460,88 @@ pub unsafe extern "C" fn linerate_group_start(
         let communicator = COMMUNICATOR.get(comm)?;
         // SAFETY: our caller promises it.
         let start = || Ok(unsafe { group(&communicator, transfers, count, timeout_ns)? }.start()?);
+        // SAFETY: as above.
+        unsafe { hand_out(operation, (queue, user), start) }
+    })
+}
+
+/// The collectives of a batch.
+///
+/// # Safety
+/// `calls` are `count` structs whose addresses hold what their documentation says, until the batch
+/// has ended.
+unsafe fn batch<'a>(
+    communicator: &'a Communicator,
+    calls: *const linerate_call,
+    count: u64,
+    timeout_ns: u64,
+) -> Result<Batch<'a>, Fault> {
+    let mut batch = communicator.batch();
+    if timeout_ns > 0 {
+        batch = batch.timeout(Duration::from_nanos(timeout_ns));
+    }
+    // SAFETY: our caller promises it.
+    for (number, call) in unsafe { Structs::new("calls", calls, count)? }
+        .iter()
+        .enumerate()
+    {
+        let call = call?;
+        if call.queue != 0 {
+            return Err(invalid(format!(
+                "call {number} of a batch names a queue: name it for the whole batch"
+            )));
+        }
+        // SAFETY: as above.
+        batch = batch.with(unsafe { build(communicator, &call)? });
+    }
+    Ok(batch)
+}
+
+/// Runs several collectives together and waits for the end of all, as the calls between
+/// ncclGroupStart and ncclGroupEnd. All ranks give the same ones in the same order. Short ones with
+/// one type, operator and root travel together. `timeout_ns` is that of calls that have none.
+///
+/// Threads, owner and fork: as linerate_run().
+///
+/// # Safety
+/// `calls` are `count` structs whose addresses hold what their documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_batch_run(
+    comm: linerate_comm,
+    calls: *const linerate_call,
+    count: u64,
+    timeout_ns: u64,
+) -> i32 {
+    enter(|| {
+        let communicator = COMMUNICATOR.get(comm)?;
+        // SAFETY: our caller promises it.
+        unsafe { batch(&communicator, calls, count, timeout_ns)? }.run()?;
+        Ok(LINERATE_DONE)
+    })
+}
+
+/// Starts several collectives together, as linerate_batch_run(), and returns at once. They are one
+/// operation, which ends when all have. With a queue that is not 0, `operation` may be NULL: the
+/// queue tells the end then, with the number `user`. The calls name no queues.
+///
+/// Threads, owner and fork: as linerate_start().
+///
+/// # Safety
+/// As linerate_batch_run(); `operation` is writable, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn linerate_batch_start(
+    comm: linerate_comm,
+    calls: *const linerate_call,
+    count: u64,
+    timeout_ns: u64,
+    queue: linerate_queue,
+    user: u64,
+    operation: *mut linerate_operation,
+) -> i32 {
+    enter(|| {
+        let communicator = COMMUNICATOR.get(comm)?;
+        // SAFETY: our caller promises it.
+        let start = || Ok(unsafe { batch(&communicator, calls, count, timeout_ns)? }.start()?);
         // SAFETY: as above.
         unsafe { hand_out(operation, (queue, user), start) }
     })

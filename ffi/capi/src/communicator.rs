@@ -301,8 +301,9 @@ pub extern "C" fn linerate_finalize(comm: linerate_comm) -> i32 {
 }
 
 /// Ends the handle of a communicator; 0 is allowed and does nothing. This rank leaves when the
-/// handle, its operations and its queues have all been freed, and that call waits until the other
-/// ranks need nothing of this process, at most the timeout of the settings.
+/// handle and all that was made of it have been freed: operations, queues, fusion buffers, partial
+/// and sparse allreduces. That call waits until the other ranks need nothing of this process, at
+/// most the timeout of the settings.
 ///
 /// Threads: any; calls that are under way on other threads end as if the handle still were. After
 /// fork: the child's handle ends, and the parent's communicator goes on.

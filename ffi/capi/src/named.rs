@@ -37,6 +37,8 @@ fn call(
         algorithm: null::<c_char>(),
         queue: 0,
         user: 0,
+        inputs: null(),
+        outputs: null(),
     }
 }
 

@@ -1,19 +1,13 @@
 //! What handles name, and the one table of them.
 
 use crate::config::Settings;
+use crate::fusion::Fused;
+use crate::partial::Rounds;
+use crate::sparse::Steps;
 use crate::status::{Fault, invalid};
 use crate::table::{Pinned, SLOTS_MAX, Table, Unknown};
 use linerate::{Buffer, Communicator, CompletionQueue, Error, Operation};
 use std::sync::{Mutex, MutexGuard, TryLockError};
-
-/// An object of C.
-pub(crate) enum Object {
-    Config(Mutex<Settings>),
-    Communicator(Communicator),
-    Memory(Buffer<u8>),
-    Operation(Mutex<Operation>),
-    Queue(CompletionQueue),
-}
 
 static OBJECTS: Table<Object> = Table::new();
 
@@ -30,59 +24,46 @@ pub(crate) struct Used<K: 'static> {
     of: fn(&Object) -> Option<&K>,
 }
 
-const NAMES: [&str; 6] = [
-    "nothing",
-    "config",
-    "communicator",
-    "memory",
-    "operation",
-    "queue",
-];
+/// The kinds: constant, number in handles, name, variant and type of an object.
+macro_rules! kinds {
+    ($($constant:ident = $number:literal, $name:literal: $variant:ident($object:ty);)*) => {
+        /// An object of C.
+        pub(crate) enum Object {
+            $($variant($object),)*
+        }
 
-pub(crate) const CONFIG: Kind<Mutex<Settings>> = Kind {
-    number: 1,
-    name: NAMES[1],
-    of: |object| match object {
-        Object::Config(config) => Some(config),
-        _ => None,
-    },
-};
+        impl Object {
+            fn kind(&self) -> u8 {
+                match self {
+                    $(Object::$variant(_) => $number,)*
+                }
+            }
+        }
 
-pub(crate) const COMMUNICATOR: Kind<Communicator> = Kind {
-    number: 2,
-    name: NAMES[2],
-    of: |object| match object {
-        Object::Communicator(communicator) => Some(communicator),
-        _ => None,
-    },
-};
+        /// The names by number.
+        const NAMES: &[&str] = &["nothing", $($name),*];
 
-pub(crate) const MEMORY: Kind<Buffer<u8>> = Kind {
-    number: 3,
-    name: NAMES[3],
-    of: |object| match object {
-        Object::Memory(memory) => Some(memory),
-        _ => None,
-    },
-};
+        $(pub(crate) const $constant: Kind<$object> = Kind {
+            number: $number,
+            name: $name,
+            of: |object| match object {
+                Object::$variant(object) => Some(object),
+                _ => None,
+            },
+        };)*
+    };
+}
 
-pub(crate) const OPERATION: Kind<Mutex<Operation>> = Kind {
-    number: 4,
-    name: NAMES[4],
-    of: |object| match object {
-        Object::Operation(operation) => Some(operation),
-        _ => None,
-    },
-};
-
-pub(crate) const QUEUE: Kind<CompletionQueue> = Kind {
-    number: 5,
-    name: NAMES[5],
-    of: |object| match object {
-        Object::Queue(queue) => Some(queue),
-        _ => None,
-    },
-};
+kinds! {
+    CONFIG = 1, "config": Config(Mutex<Settings>);
+    COMMUNICATOR = 2, "communicator": Communicator(Communicator);
+    MEMORY = 3, "memory": Memory(Buffer<u8>);
+    OPERATION = 4, "operation": Operation(Mutex<Operation>);
+    QUEUE = 5, "queue": Queue(CompletionQueue);
+    FUSION = 6, "fusion buffer": Fusion(Fused);
+    PARTIAL = 7, "partial allreduce": Partial(Rounds);
+    SPARSE = 8, "sparse allreduce": Sparse(Box<Mutex<Steps>>);
+}
 
 impl<K> Kind<K> {
     /// The object of a handle.
@@ -132,13 +113,7 @@ impl<K> Kind<K> {
 
 /// Makes a handle of an object.
 pub(crate) fn insert(object: Object) -> Result<u64, Fault> {
-    let number = match &object {
-        Object::Config(_) => CONFIG.number,
-        Object::Communicator(_) => COMMUNICATOR.number,
-        Object::Memory(_) => MEMORY.number,
-        Object::Operation(_) => OPERATION.number,
-        Object::Queue(_) => QUEUE.number,
-    };
+    let number = object.kind();
     OBJECTS.insert(number, object).map_err(|_| {
         Fault::Library(Error::Exhausted {
             what: format!("a handle of a {}", NAMES[usize::from(number)]),
@@ -187,6 +162,7 @@ mod tests {
 
     #[test]
     fn a_wrong_handle_says_what_it_is() {
+        assert_eq!(NAMES[usize::from(SPARSE.number)], SPARSE.name);
         let handle = insert(Object::Config(Mutex::default())).unwrap();
         let text = |handle| match QUEUE.get(handle) {
             Err(Fault::Handle(text)) => text,

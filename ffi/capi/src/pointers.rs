@@ -3,6 +3,8 @@
 use crate::status::{Fault, LINERATE_DONE, invalid};
 use linerate::DataType;
 use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
+use std::ptr;
 
 /// No struct of any version is larger.
 const STRUCT_BYTES_MAX: u64 = 4096;
@@ -138,54 +140,163 @@ pub(crate) unsafe fn write_text(
 pub(crate) unsafe trait Sized64: Copy {
     /// The name of the type, for errors.
     const NAME: &'static str;
+    /// The size of its first version: later ones have more fields.
+    const FIRST_BYTES: usize = size_of::<Self>();
 }
 
-/// A copy of a struct. One of a later version is longer; its further bytes must be zero, which
-/// stands for the default.
+/// The size that a struct says, if a version of the type has it.
 ///
 /// # Safety
-/// Unless the address is null or not aligned, a struct lies there whose first field is its size.
-pub(crate) unsafe fn read<T: Sized64>(name: &str, address: *const T) -> Result<T, Fault> {
-    check(name, address, 1)?;
-    let own = size_of::<T>() as u64;
-    // SAFETY: our caller promises it; the first field is a u64.
+/// Unless the address is null or not aligned, a `u64` lies there.
+unsafe fn size_of_given<T: Sized64>(name: &str, address: *const T) -> Result<u64, Fault> {
+    check(name, address.cast::<u64>(), 1)?;
+    let (own, align) = (size_of::<T>(), align_of::<T>() as u64);
+    // SAFETY: our caller promises it.
     let size = unsafe { address.cast::<u64>().read() };
-    if size < own || size > STRUCT_BYTES_MAX {
+    if size < T::FIRST_BYTES as u64 || size > STRUCT_BYTES_MAX || !size.is_multiple_of(align) {
         return Err(invalid(format!(
             "{name} has a size of {size}: set its field `size` to sizeof({}), which is {own} in this version and at most {STRUCT_BYTES_MAX}",
             T::NAME
         )));
     }
-    let rest = size_of::<T>()..size as usize;
+    Ok(size)
+}
+
+/// A copy of a struct. One of an earlier version is shorter; the fields that it lacks are zero. One
+/// of a later version is longer; its further bytes must be zero. Zero stands for the default.
+///
+/// # Safety
+/// Unless the address is null or not aligned, a struct lies there whose first field is its size.
+pub(crate) unsafe fn read<T: Sized64>(name: &str, address: *const T) -> Result<T, Fault> {
+    // SAFETY: our caller promises it.
+    let size = unsafe { size_of_given(name, address)? } as usize;
+    let own = size_of::<T>();
     // SAFETY: the struct has `size` bytes, as its caller says.
-    let is_known = rest
-        .clone()
-        .all(|at| unsafe { *address.cast::<u8>().add(at) } == 0);
+    let is_known = (own..size).all(|at| unsafe { *address.cast::<u8>().add(at) } == 0);
     if !is_known {
         return Err(invalid(format!(
             "{name} sets fields that this version of the library does not know: it has {own} of {size} bytes; install a later one, or leave those fields zero"
         )));
     }
-    // SAFETY: it has at least the bytes of `T`, and every bit pattern is a value.
-    Ok(unsafe { address.read() })
+    let mut copy = MaybeUninit::<T>::zeroed();
+    let bytes = copy.as_mut_ptr().cast::<u8>();
+    // SAFETY: both have at least so many bytes, and the copy is our own. Every bit pattern is a
+    // value.
+    unsafe {
+        bytes.copy_from_nonoverlapping(address.cast(), size.min(own));
+        Ok(copy.assume_init())
+    }
 }
 
-/// The size that the first struct of an array says, which is the step to the next.
+/// An error unless a struct with its size lies there, before there is a result for it; null stands
+/// for one that is not wanted.
 ///
 /// # Safety
-/// As [`read`].
-pub(crate) unsafe fn step_of<T: Sized64>(name: &str, first: *const T) -> Result<u64, Fault> {
-    check(name, first, 1)?;
-    // SAFETY: our caller promises it; the first field is a u64.
-    let size = unsafe { first.cast::<u64>().read() };
-    let (own, align) = (size_of::<T>() as u64, align_of::<T>() as u64);
-    if size < own || size > STRUCT_BYTES_MAX || !size.is_multiple_of(align) {
-        return Err(invalid(format!(
-            "the first of {name} has a size of {size}: set its field `size` to sizeof({}), which is {own} in this version",
-            T::NAME
-        )));
+/// Unless the address is null or not aligned, a struct lies there whose first field is its size.
+pub(crate) unsafe fn check_wanted<T: Sized64>(name: &str, place: *const T) -> Result<(), Fault> {
+    if !place.is_null() {
+        // SAFETY: our caller promises it.
+        unsafe { size_of_given(name, place)? };
     }
-    Ok(size)
+    Ok(())
+}
+
+/// Stores a struct where the caller has set the field `size` of one: as much of it as fits, with
+/// the caller's size. What the caller's version has more is left, and null stands for one that is
+/// not wanted.
+///
+/// # Safety
+/// Unless the address is null or not aligned, a struct lies there whose first field is its size.
+pub(crate) unsafe fn write_back<T: Sized64>(
+    name: &str,
+    place: *mut T,
+    value: &T,
+) -> Result<(), Fault> {
+    if place.is_null() {
+        return Ok(());
+    }
+    // SAFETY: our caller promises it.
+    let size = unsafe { size_of_given(name, place)? } as usize;
+    let after_size = size_of::<u64>()..size.min(size_of::<T>());
+    let from = ptr::from_ref(value).cast::<u8>();
+    // SAFETY: both have at least so many bytes.
+    unsafe {
+        let (from, to) = (
+            from.add(after_size.start),
+            place.cast::<u8>().add(after_size.start),
+        );
+        to.copy_from_nonoverlapping(from, after_size.len());
+    }
+    Ok(())
+}
+
+/// The structs of an array, whose first one says the size of all of them.
+pub(crate) struct Structs<T> {
+    name: &'static str,
+    first: *const T,
+    size: u64,
+    count: u64,
+}
+
+impl<T: Sized64> Structs<T> {
+    /// An array; empty if it has no structs.
+    ///
+    /// # Safety
+    /// Unless the address is null or not aligned, `count` structs lie there, whose first field is
+    /// their size, and stay until this is dropped.
+    pub(crate) unsafe fn new(
+        name: &'static str,
+        first: *const T,
+        count: u64,
+    ) -> Result<Structs<T>, Fault> {
+        let size = match count {
+            0 => size_of::<T>() as u64,
+            // SAFETY: our caller promises it.
+            _ => unsafe { size_of_given(name, first)? },
+        };
+        check_range(
+            name,
+            first.addr(),
+            align_of::<T>(),
+            count as usize,
+            size as usize,
+        )?;
+        Ok(Structs {
+            name,
+            first,
+            size,
+            count,
+        })
+    }
+
+    /// Where the struct of this number lies.
+    pub(crate) fn place(&self, number: u64) -> *const T {
+        assert!(number < self.count, "struct {number} of {}", self.count);
+        self.first.wrapping_byte_add((number * self.size) as usize)
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Copies of them, one by one.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Result<T, Fault>> + '_ {
+        (0..self.count).map(|number| {
+            let place = self.place(number);
+            // SAFETY: the caller of `new` promises it.
+            let own = unsafe { place.cast::<u64>().read() };
+            if own != self.size {
+                return Err(invalid(format!(
+                    "number {number} of {} has a size of {own}, the first one {}: all have sizeof({})",
+                    self.name,
+                    self.size,
+                    T::NAME
+                )));
+            }
+            // SAFETY: as above.
+            unsafe { read(self.name, place) }
+        })
+    }
 }
 
 #[cfg(test)]
@@ -197,6 +308,7 @@ mod tests {
     struct Later {
         size: u64,
         value: u64,
+        added: u64,
         further: u64,
     }
 
@@ -205,11 +317,13 @@ mod tests {
     struct Now {
         size: u64,
         value: u64,
+        added: u64,
     }
 
-    // SAFETY: two numbers, the size first.
+    // SAFETY: numbers, the size first.
     unsafe impl Sized64 for Now {
         const NAME: &'static str = "now";
+        const FIRST_BYTES: usize = 16;
     }
 
     fn error(fault: Result<impl Sized, Fault>) -> String {
@@ -219,23 +333,71 @@ mod tests {
         }
     }
 
+    const LATER: Later = Later {
+        size: 32,
+        value: 5,
+        added: 6,
+        further: 0,
+    };
+
     #[test]
-    fn a_later_struct_is_read_while_its_further_fields_are_zero() {
-        let read_it = |size, further| {
-            let later = Later {
-                size,
-                value: 5,
-                further,
-            };
+    fn structs_of_other_versions_are_read_with_zeros_for_what_they_lack() {
+        let read_it = |later: Later| {
             // SAFETY: it is a struct with its size.
-            unsafe { read("it", (&raw const later).cast::<Now>()) }.map(|now| now.value)
+            let now = unsafe { read("it", (&raw const later).cast::<Now>()) };
+            now.map(|now| (now.value, now.added))
         };
-        assert_eq!(read_it(24, 0).unwrap(), 5);
-        assert_eq!(read_it(16, 9).unwrap(), 5);
-        assert!(error(read_it(24, 9)).contains("does not know"));
-        for size in [0, 8, 15, 4097, u64::MAX] {
-            assert!(error(read_it(size, 0)).contains("sizeof(now)"));
+        assert_eq!(read_it(LATER).unwrap(), (5, 6));
+        let with = |size, further| Later {
+            size,
+            further,
+            ..LATER
+        };
+        assert_eq!(read_it(with(24, 9)).unwrap(), (5, 6));
+        assert_eq!(read_it(with(16, 9)).unwrap(), (5, 0));
+        assert!(error(read_it(with(32, 9))).contains("does not know"));
+        for size in [0, 8, 15, 17, 4097, u64::MAX] {
+            assert!(error(read_it(with(size, 0))).contains("sizeof(now)"));
         }
+    }
+
+    #[test]
+    fn results_are_written_as_far_as_the_struct_of_the_caller_reaches() {
+        let value = Now {
+            size: 24,
+            value: 1,
+            added: 2,
+        };
+        for (size, added) in [(16, 6), (24, 2), (32, 2)] {
+            let mut place = Later { size, ..LATER };
+            // SAFETY: it is a struct with its size.
+            unsafe { write_back("it", (&raw mut place).cast::<Now>(), &value).unwrap() };
+            assert_eq!((place.size, place.value, place.added), (size, 1, added));
+            assert_eq!(place.further, 0);
+        }
+    }
+
+    #[test]
+    fn structs_of_an_array_have_one_size() {
+        let mut array = [LATER; 3];
+        let values = |array: &[Later; 3]| {
+            // SAFETY: structs with their size.
+            let structs = unsafe { Structs::new("structs", array.as_ptr().cast::<Now>(), 3) };
+            structs.and_then(|all| {
+                all.iter()
+                    .map(|one| Ok(one?.value))
+                    .collect::<Result<Vec<_>, _>>()
+            })
+        };
+        array[2].value = 7;
+        assert_eq!(values(&array).unwrap(), [5, 5, 7]);
+        array[1].size = 24;
+        assert!(error(values(&array)).contains("number 1 of structs has a size of 24"));
+        // SAFETY: null and a length that no memory has are what is tested.
+        let bad = |first: *const Now, count| unsafe { Structs::new("structs", first, count) };
+        assert!(error(bad(ptr::null(), 1)).contains("NULL"));
+        assert!(error(bad(array.as_ptr().cast(), u64::MAX / 8)).contains("do not fit"));
+        assert_eq!(bad(ptr::null(), 0).unwrap().iter().count(), 0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::communicator::linerate_comm;
 use crate::objects::{COMMUNICATOR, Object, QUEUE, insert};
-use crate::pointers::{Sized64, array, check_place, step_of, write};
+use crate::pointers::{Sized64, Structs, check_place, write, write_back};
 use crate::status::{Fault, LINERATE_DONE, LINERATE_IN_PROGRESS, enter, invalid, remember};
 use crate::tagged::LINERATE_ANY_RANK;
 use std::os::fd::AsRawFd;
@@ -81,10 +81,7 @@ pub unsafe extern "C" fn linerate_queue_wait(
             ));
         }
         // SAFETY: our caller promises it.
-        let step = unsafe { step_of("completions", completions)? };
-        let words = capacity.saturating_mul(step / 8);
-        // SAFETY: as above. This checks that all of them fit an address space.
-        unsafe { array("completions", completions.cast_const().cast::<u64>(), words)? };
+        let places = unsafe { Structs::new("completions", completions.cast_const(), capacity)? };
         let (queue, mut ended) = (QUEUE.get(queue)?, Vec::new());
         queue.wait_into(
             &mut ended,
@@ -96,7 +93,7 @@ pub unsafe extern "C" fn linerate_queue_wait(
         let is_empty = ended.is_empty();
         for (number, completion) in ended.into_iter().enumerate() {
             let written = linerate_completion {
-                size: step,
+                size: places.size(),
                 user: completion.user,
                 status: match completion.result {
                     Ok(()) => LINERATE_DONE,
@@ -104,9 +101,13 @@ pub unsafe extern "C" fn linerate_queue_wait(
                 },
                 source: completion.source.unwrap_or(LINERATE_ANY_RANK),
             };
-            let place = completions.wrapping_byte_add(number * step as usize);
-            // SAFETY: as above; there are at most as many as the caller has room for.
-            unsafe { write("completions", place, written)? };
+            let place = places.place(number as u64).cast_mut();
+            // SAFETY: as above; there are at most as many as the caller has room for, and a
+            // completion begins with its size.
+            unsafe {
+                write("completions", place.cast::<u64>(), places.size())?;
+                write_back("completions", place, &written)?;
+            }
         }
         Ok(if is_empty {
             LINERATE_IN_PROGRESS

@@ -110,6 +110,13 @@ pub(crate) fn dtype_of(number: u32) -> Result<DataType, Fault> {
     })
 }
 
+/// The number of a type.
+pub(crate) fn number_of(dtype: DataType) -> u32 {
+    let mut all = (1..).zip(DataType::ALL);
+    let own = all.find(|(_, known)| *known == dtype);
+    own.map_or(0, |(number, _)| number)
+}
+
 pub(crate) fn op_of(number: u32, factor: f64) -> Result<ReduceOp, Fault> {
     Ok(match number {
         LINERATE_SUM => ReduceOp::Sum,
@@ -157,6 +164,7 @@ mod tests {
         assert_eq!(types.map(|(_, dtype)| dtype), DataType::ALL);
         for (number, dtype) in types {
             assert_eq!(dtype_of(number).unwrap(), dtype);
+            assert_eq!(number_of(dtype), number);
         }
         let collectives = [
             (LINERATE_ALL_REDUCE, Collective::AllReduce),

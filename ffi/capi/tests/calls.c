@@ -170,6 +170,9 @@ static void test_zero(void) {
     DONE(linerate_memory_free(0));
     DONE(linerate_free(0));
     DONE(linerate_queue_free(0));
+    DONE(linerate_fusion_free(0));
+    DONE(linerate_partial_free(0));
+    DONE(linerate_sparse_free(0));
     HANDLE(linerate_test(0));
     HANDLE(linerate_wait(0, 0));
     HANDLE(linerate_finalize(0));
@@ -481,6 +484,383 @@ static void test_queue(linerate_comm comm, int32_t *in, int32_t *out) {
     HANDLE(linerate_queue_fd(queue, &poller.fd));
 }
 
+static void test_lists_and_batches(linerate_comm comm, int32_t *in, int32_t *out) {
+    enum { CALLS = 5 };
+    const uint64_t counts[RANKS] = {3, 5};
+    const void *inputs[RANKS] = {in + 50, in};
+    void *outputs[RANKS] = {out + 50, out};
+    linerate_call call = call_of(LINERATE_ALL_GATHER_V, in, NULL), calls[CALLS];
+    linerate_operation operation = 0;
+    linerate_completion ended = {sizeof ended, 0, 0, 0};
+    linerate_queue queue = 0;
+    uint64_t number = 0;
+    int32_t i;
+    for (i = 0; i < 100; i++) {
+        in[i] = i + 10000 * (int32_t)rank;
+    }
+    call.receive_counts = counts;
+    call.outputs = outputs;
+    DONE(linerate_run(comm, &call));
+    HOLDS(out[52] == 2 && out[0] == 10000 && out[4] == 10004);
+    call = call_of(LINERATE_REDUCE_SCATTER_V, NULL, out);
+    call.receive_counts = counts;
+    call.inputs = inputs;
+    DONE(linerate_run(comm, &call));
+    HOLDS(out[0] == (rank == 0 ? 10100 : 10000));
+    call = call_of(LINERATE_ALL_TO_ALL_V, NULL, NULL);
+    call.send_counts = rank == 0 ? counts : (const uint64_t[]){5, 5};
+    call.receive_counts = rank == 0 ? (const uint64_t[]){3, 5} : (const uint64_t[]){5, 5};
+    call.inputs = inputs;
+    call.outputs = outputs;
+    DONE(linerate_run(comm, &call));
+    HOLDS(out[4] == (rank == 0 ? 10054 : 10004));
+    call.input = in;
+    INVALID(linerate_run(comm, &call));
+    HOLDS(says("input and inputs"));
+    call.input = NULL;
+    call.receive_counts = NULL;
+    INVALID(linerate_run(comm, &call));
+    call = call_of(LINERATE_ALL_REDUCE, NULL, out);
+    call.inputs = inputs;
+    INVALID(linerate_run(comm, &call));
+    /* A program of an earlier version has no lists. */
+    call = call_of(LINERATE_BARRIER, NULL, NULL);
+    call.size = (uint64_t)((char *)&call.inputs - (char *)&call);
+    memset(&call.inputs, 0xff, sizeof call.inputs);
+    DONE(linerate_run(comm, &call));
+
+    for (i = 0; i < CALLS; i++) {
+        calls[i] = call_of(i == 3 ? LINERATE_BARRIER : LINERATE_ALL_REDUCE, in + 10 * i, out + 10 * i);
+        calls[i].count = (uint64_t)i + 1;
+    }
+    calls[3].input = calls[3].output = NULL;
+    DONE(linerate_batch_run(comm, calls, CALLS, 20 * SECOND));
+    HOLDS(out[0] == 10000 && out[44] == 10088);
+    DONE(linerate_batch_start(comm, calls, CALLS, 0, 0, 0, &operation));
+    DONE(linerate_wait(operation, LINERATE_FOREVER));
+    DONE(linerate_free(operation));
+    DONE(linerate_queue_create(comm, &queue));
+    DONE(linerate_batch_start(comm, calls, CALLS, 0, queue, 6, NULL));
+    DONE(linerate_queue_wait(queue, &ended, 1, 20 * SECOND, &number));
+    HOLDS(number == 1 && ended.user == 6 && ended.status == LINERATE_DONE);
+    DONE(linerate_batch_run(comm, NULL, 0, 0));
+    INVALID(linerate_batch_run(comm, NULL, 1, 0));
+    calls[1].queue = queue;
+    INVALID(linerate_batch_run(comm, calls, CALLS, 0));
+    HOLDS(says("call 1"));
+    calls[1].queue = 0;
+    calls[4].size -= 8;
+    INVALID(linerate_batch_run(comm, calls, CALLS, 0));
+    HOLDS(says("number 4"));
+    INVALID(linerate_batch_start(comm, calls, 1, 0, 0, 0, NULL));
+    DONE(linerate_queue_free(queue));
+}
+
+static void test_fusion(linerate_comm comm) {
+    enum { TENSORS = 3 };
+    const uint32_t plan[TENSORS] = {1, 1, 0}, empty[TENSORS] = {0, 0, 2};
+    linerate_tensor tensors[TENSORS];
+    linerate_fusion_options options = {0};
+    linerate_step_report report = {0};
+    linerate_flush_report flush = {0};
+    linerate_completion ended = {sizeof ended, 0, 0, 0};
+    linerate_fusion fusion = 0;
+    linerate_queue queue = 0;
+    uint64_t count = 0, i;
+    uint32_t numbers[TENSORS];
+    float *data = malloc(TENSORS * COUNT * sizeof *data);
+    memset(tensors, 0, sizeof tensors);
+    for (i = 0; i < TENSORS; i++) {
+        tensors[i].size = sizeof tensors[i];
+        tensors[i].count = COUNT;
+        tensors[i].dtype = LINERATE_F32;
+    }
+    tensors[1].name = "the second";
+    DONE(linerate_fusion_create(comm, tensors, TENSORS, NULL, &fusion));
+    DONE(linerate_queue_create(comm, &queue));
+    report.size = sizeof report;
+    flush.size = sizeof flush;
+    for (i = 0; i < TENSORS * COUNT; i++) {
+        data[i] = (float)(i + rank);
+    }
+    for (i = 0; i < TENSORS; i++) {
+        DONE(linerate_fusion_announce(fusion, rank == 0 ? i : TENSORS - 1 - i,
+                                      data + COUNT * (rank == 0 ? i : TENSORS - 1 - i)));
+    }
+    INVALID(linerate_fusion_announce(fusion, 1, data));
+    HOLDS(says("the second"));
+    INVALID(linerate_fusion_announce(fusion, TENSORS, data));
+    DONE(linerate_fusion_end(fusion));
+    DONE(linerate_fusion_notify(fusion, queue, 3));
+    INVALID(linerate_fusion_notify(fusion, queue, 4));
+    DONE(linerate_queue_wait(queue, &ended, 1, 20 * SECOND, &count));
+    HOLDS(count == 1 && ended.user == 3 && ended.status == LINERATE_DONE);
+    DONE(linerate_fusion_wait(fusion, &report));
+    HOLDS(data[2 * COUNT + 5] == 2 * (2 * COUNT + 5) + 1);
+    HOLDS(report.bytes == TENSORS * COUNT * 4 && report.flushes_count >= 1 && report.step == 0);
+    HOLDS(report.begin_ns <= report.done_ns && report.overlap >= 0 && report.overlap <= 1);
+    for (i = 0, count = 0; i < report.flushes_count; i++) {
+        DONE(linerate_fusion_flush(fusion, i, &flush, numbers, TENSORS));
+        HOLDS(flush.dtype == LINERATE_F32 && numbers[0] < TENSORS);
+        HOLDS(flush.start_ns <= flush.end_ns);
+        count += flush.tensors_count;
+    }
+    HOLDS(count == TENSORS);
+    INVALID(linerate_fusion_flush(fusion, i, &flush, NULL, 0));
+    INVALID(linerate_fusion_wait(fusion, (linerate_step_report *)(void *)numbers));
+    HANDLE(linerate_fusion_wait(queue, NULL));
+    DONE(linerate_fusion_free(fusion));
+    HANDLE(linerate_fusion_end(fusion));
+
+    options.size = sizeof options;
+    options.plan = plan;
+    options.op = LINERATE_MAX;
+    options.tensors_max = 2;
+    options.buffers_count = 2;
+    options.bytes_max = 1 << 20;
+    options.age_max_ns = 1;
+    DONE(linerate_fusion_create(comm, tensors, TENSORS, &options, &fusion));
+    for (i = 0; i < TENSORS; i++) {
+        data[COUNT * i] = (float)rank;
+        DONE(linerate_fusion_announce(fusion, i, data + COUNT * i));
+    }
+    DONE(linerate_fusion_wait(fusion, &report));
+    HOLDS(report.flushes_count == 2 && report.rounds_count == 0 && data[COUNT] == 1);
+    DONE(linerate_fusion_flush(fusion, 0, NULL, numbers, 1));
+    HOLDS(numbers[0] == 2);
+    DONE(linerate_fusion_free(fusion));
+    options.plan = empty;
+    INVALID(linerate_fusion_create(comm, tensors, TENSORS, &options, &fusion));
+    options.plan = NULL;
+    options.op = 99;
+    INVALID(linerate_fusion_create(comm, tensors, TENSORS, &options, &fusion));
+    options.op = LINERATE_SUM;
+    options.buffers_count = 1000;
+    INVALID(linerate_fusion_create(comm, tensors, TENSORS, &options, &fusion));
+    tensors[1].size = 8;
+    INVALID(linerate_fusion_create(comm, tensors, TENSORS, NULL, &fusion));
+    INVALID(linerate_fusion_create(comm, NULL, TENSORS, NULL, &fusion));
+    INVALID(linerate_fusion_create(comm, tensors, 1, NULL, NULL));
+    DONE(linerate_queue_free(queue));
+    free(data);
+}
+
+struct visited {
+    const float *update;
+    double sum;
+    uint64_t active;
+    uint32_t times, last;
+};
+
+static void visit(void *user, const linerate_round_report *report) {
+    struct visited *visited = user;
+    visited->sum += visited->update[COUNT - 1];
+    visited->times++;
+    visited->last = report->is_last;
+    visited->active = report->active[0];
+}
+
+static void test_partial(linerate_comm comm) {
+    enum { STEPS = 4 };
+    linerate_partial_options options = {0};
+    linerate_round_report report = {0};
+    linerate_completion ended = {sizeof ended, 0, 0, 0};
+    linerate_partial partial = 0;
+    linerate_queue queue = 0;
+    uint64_t active = 0, staleness[2] = {0, 0}, number = 9, lag = 9, count = 0;
+    struct visited visited = {0};
+    float *gradient = malloc(COUNT * sizeof *gradient), *update = malloc(COUNT * sizeof *update);
+    int32_t i, step, status;
+    double sum = 0;
+    for (i = 0; i < COUNT; i++) {
+        gradient[i] = (float)rank + 1;
+    }
+    report.size = sizeof report;
+    report.active = &active;
+    report.staleness = staleness;
+    report.staleness_capacity = 2;
+    DONE(linerate_partial_create(comm, LINERATE_F32, COUNT, NULL, &partial));
+    DONE(linerate_queue_create(comm, &queue));
+    FAILS(LINERATE_IN_PROGRESS, linerate_partial_next(partial, update, NULL));
+    for (step = 0; step < STEPS; step++) {
+        DONE(linerate_partial_submit(partial, gradient, &number));
+        HOLDS(number == (uint64_t)step);
+        if (step % 2 == 0) {
+            DONE(linerate_partial_notify(partial, queue, 8));
+            DONE(linerate_queue_wait(queue, &ended, 1, 20 * SECOND, &count));
+            HOLDS(count == 1 && ended.user == 8 && ended.status == LINERATE_DONE);
+            do {
+                status = linerate_partial_try_next(partial, update, &report);
+            } while (status == LINERATE_IN_PROGRESS);
+            DONE(status);
+        } else {
+            DONE(linerate_partial_next(partial, update, &report));
+        }
+        sum += update[COUNT - 1];
+        HOLDS(report.round == (uint64_t)step && report.rounds == 1 && report.divisor == RANKS);
+        HOLDS(active >= 1 && active <= 3 && report.active_count >= 1 && report.staleness_count >= 1);
+        HOLDS(report.generations >= 1 && report.included_count >= report.active_count);
+    }
+    DONE(linerate_partial_exchange(partial, gradient, update, NULL));
+    sum += update[COUNT - 1];
+    visited.update = update;
+    DONE(linerate_partial_finish(partial, update, visit, &visited));
+    HOLDS(visited.last == 1 && visited.times >= 1 && sum + visited.sum == (STEPS + 1) * 1.5);
+    DONE(linerate_partial_lag(partial, &lag));
+    HOLDS(lag == 0);
+    DONE(linerate_partial_finish(partial, update, NULL, NULL));
+    INVALID(linerate_partial_submit(partial, NULL, NULL));
+    INVALID(linerate_partial_lag(partial, NULL));
+    HANDLE(linerate_partial_submit(queue, gradient, NULL));
+    DONE(linerate_partial_free(partial));
+    HANDLE(linerate_partial_next(partial, update, NULL));
+
+    options.size = sizeof options;
+    options.policy = LINERATE_FULL;
+    options.delivery = LINERATE_MERGED;
+    options.divisor = LINERATE_BY_NOTHING;
+    options.staleness_max = LINERATE_UNBOUNDED;
+    options.rounds_in_flight = 2;
+    options.limiter = 3;
+    options.survive = 1;
+    DONE(linerate_partial_create(comm, LINERATE_F32, COUNT, &options, &partial));
+    DONE(linerate_partial_exchange(partial, gradient, gradient, &report));
+    HOLDS(gradient[0] == 3 && active == 3 && report.is_full == 1 && report.divisor == 1);
+    DONE(linerate_partial_finish(partial, update, NULL, NULL));
+    DONE(linerate_partial_free(partial));
+    options.delivery = LINERATE_ORDERED;
+    INVALID(linerate_partial_create(comm, LINERATE_F32, COUNT, &options, &partial));
+    HOLDS(says("staleness_max"));
+    options.policy = 17;
+    INVALID(linerate_partial_create(comm, LINERATE_F32, COUNT, &options, &partial));
+    options.policy = LINERATE_QUORUM;
+    options.quorum = RANKS + 1;
+    options.staleness_max = 0;
+    INVALID(linerate_partial_create(comm, LINERATE_F32, COUNT, &options, &partial));
+    INVALID(linerate_partial_create(comm, 99, COUNT, NULL, &partial));
+    INVALID(linerate_partial_create(comm, LINERATE_F32, COUNT, NULL, NULL));
+    DONE(linerate_queue_free(queue));
+    free(gradient);
+    free(update);
+}
+
+static void test_sparse(linerate_comm comm) {
+    enum { TENSORS = 2 };
+    linerate_tensor tensors[TENSORS];
+    linerate_sparse_options options = {0};
+    linerate_sparse_report report = {0};
+    linerate_completion ended = {sizeof ended, 0, 0, 0};
+    linerate_sparse sparse = 0;
+    linerate_queue queue = 0;
+    float *gradient = calloc(TENSORS * COUNT, sizeof *gradient);
+    float *weights = calloc(TENSORS * COUNT, sizeof *weights);
+    const void *gradients[TENSORS] = {gradient, gradient + COUNT};
+    void *outputs[TENSORS] = {weights, weights + COUNT}, *saved;
+    float values[4] = {0}, *residual = NULL;
+    uint64_t indices[4] = {0}, count = 0, bytes = 0;
+    int32_t i, status;
+    memset(tensors, 0, sizeof tensors);
+    for (i = 0; i < TENSORS; i++) {
+        tensors[i].size = sizeof tensors[i];
+        tensors[i].count = COUNT;
+        tensors[i].dtype = LINERATE_F32;
+    }
+    options.size = sizeof options;
+    options.k = 2;
+    report.size = sizeof report;
+    gradient[3] = 1;
+    gradient[COUNT + 7] = -10 - (float)rank;
+    gradient[9] = 5;
+    DONE(linerate_sparse_create(comm, tensors, TENSORS, &options, &sparse));
+    INVALID(linerate_sparse_add_to(sparse, outputs, 1));
+    DONE(linerate_sparse_run(sparse, gradients, &report));
+    HOLDS(strcmp(report.algorithm, "oktopk") == 0 && report.k == 2 && report.steps == 1);
+    HOLDS(report.selected_global == 2 && report.selected_local == 2 && report.is_dense == 0);
+    HOLDS(report.bytes_sent > 0 && report.is_skipped == 0);
+    DONE(linerate_sparse_entries(sparse, 1, indices, values, 4, &count));
+    HOLDS(count == 1 && indices[0] == 7 && values[0] == -21);
+    DONE(linerate_sparse_entries(sparse, 0, NULL, NULL, 0, &count));
+    HOLDS(count == 1);
+    DONE(linerate_sparse_picks(sparse, 0, indices, values, 4, &count));
+    HOLDS(count == 1 && indices[0] == 9 && values[0] == 5);
+    DONE(linerate_sparse_add_to(sparse, outputs, -1));
+    HOLDS(weights[9] == -10 && weights[COUNT + 7] == 21 && weights[3] == 0);
+    DONE(linerate_sparse_residual(sparse, 0, &residual));
+    HOLDS(residual[3] == 1 && residual[9] == 0);
+    DONE(linerate_sparse_scale(sparse, 2));
+    HOLDS(residual[3] == 2);
+    DONE(linerate_sparse_save(sparse, NULL, 0, &bytes));
+    saved = malloc((size_t)bytes);
+    DONE(linerate_sparse_save(sparse, saved, bytes, &bytes));
+    DONE(linerate_sparse_reset(sparse));
+    HOLDS(residual[3] == 0);
+    DONE(linerate_sparse_load(sparse, saved, bytes, 0));
+    HOLDS(residual[3] == 2);
+    DONE(linerate_sparse_load(sparse, saved, bytes, 1));
+    FAILS(LINERATE_ERROR_MALFORMED, linerate_sparse_load(sparse, saved, bytes - 1, 0));
+    free(saved);
+
+    DONE(linerate_queue_create(comm, &queue));
+    DONE(linerate_sparse_start(sparse, gradients));
+    INVALID(linerate_sparse_start(sparse, gradients));
+    DONE(linerate_sparse_notify(sparse, queue, 11));
+    DONE(linerate_queue_wait(queue, &ended, 1, 20 * SECOND, &count));
+    HOLDS(count == 1 && ended.user == 11 && ended.status == LINERATE_DONE);
+    do {
+        status = linerate_sparse_test(sparse, &report);
+    } while (status == LINERATE_IN_PROGRESS);
+    DONE(status);
+    HOLDS(report.steps == 2);
+    INVALID(linerate_sparse_test(sparse, NULL));
+    DONE(linerate_queue_free(queue));
+    DONE(linerate_sparse_flush(sparse, &report));
+    HOLDS(report.is_dense == 1);
+    DONE(linerate_sparse_entries(sparse, 0, indices, values, 4, &count));
+    HOLDS(count == 1 && indices[0] == 3 && values[0] == 6);
+
+    gradient[0] = 0.0f / gradient[1];
+    FAILS(LINERATE_ERROR_NOT_FINITE, linerate_sparse_run(sparse, gradients, NULL));
+    gradient[0] = 0;
+    INVALID(linerate_sparse_run(sparse, NULL, NULL));
+    INVALID(linerate_sparse_entries(sparse, TENSORS, indices, values, 4, &count));
+    INVALID(linerate_sparse_picks(sparse, TENSORS, indices, values, 4, &count));
+    INVALID(linerate_sparse_residual(sparse, TENSORS, &residual));
+    INVALID(linerate_sparse_entries(sparse, 0, indices, values, 4, NULL));
+    DONE(linerate_sparse_free(sparse));
+    HANDLE(linerate_sparse_reset(sparse));
+
+    options.algorithm = "topka";
+    options.k = 0;
+    options.density = 0.5;
+    options.values = LINERATE_BF16;
+    options.indices = LINERATE_U64;
+    options.is_average = options.is_per_tensor = options.is_sparcml = 1;
+    options.not_finite = LINERATE_NOT_FINITE_SKIP;
+    options.mode = LINERATE_THRESHOLD;
+    options.regions = LINERATE_REGIONS_EQUAL;
+    options.balance = LINERATE_BALANCE_ALWAYS;
+    DONE(linerate_sparse_create(comm, tensors, TENSORS, &options, &sparse));
+    DONE(linerate_sparse_run(sparse, gradients, &report));
+    HOLDS(report.k == COUNT && strcmp(report.algorithm, "topka") == 0);
+    DONE(linerate_sparse_free(sparse));
+    options.k = 4;
+    INVALID(linerate_sparse_create(comm, tensors, TENSORS, &options, &sparse));
+    options.k = 0;
+    options.algorithm = "topkb";
+    INVALID(linerate_sparse_create(comm, tensors, TENSORS, &options, &sparse));
+    HOLDS(says("oktopk"));
+    options.algorithm = NULL;
+    options.values = LINERATE_F64;
+    INVALID(linerate_sparse_create(comm, tensors, TENSORS, &options, &sparse));
+    options.values = options.mode = 3;
+    INVALID(linerate_sparse_create(comm, tensors, TENSORS, &options, &sparse));
+    tensors[1].dtype = LINERATE_F64;
+    INVALID(linerate_sparse_create(comm, tensors, TENSORS, NULL, &sparse));
+    INVALID(linerate_sparse_create(comm, tensors, 1, NULL, NULL));
+    free(gradient);
+    free(weights);
+}
+
 static void test_fork(linerate_comm comm) {
     int how = 0;
     pid_t child = fork();
@@ -604,6 +984,10 @@ int main(int arguments, char **argument) {
     test_queue(comm, in, out);
     test_tagged(comm, in, out);
     test_registered(comm);
+    test_lists_and_batches(comm, in, out);
+    test_fusion(comm);
+    test_partial(comm);
+    test_sparse(comm);
     test_fork(comm);
     test_groups(comm, argument[2]);
     DONE(linerate_failure(comm));
