@@ -110,6 +110,12 @@ impl DataType {
         }
     }
 
+    /// What the address of an element is a multiple of, in bytes. A complex number is aligned as its
+    /// parts are.
+    pub const fn align_bytes(self) -> usize {
+        self.part().size_bytes()
+    }
+
     /// Whether values are real numbers in floating point.
     pub const fn is_float(self) -> bool {
         matches!(

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 
 SOURCES = pathlib.Path(__file__).resolve().parent.parent / "peers"
+SPEED = SOURCES.parent.parent / "ffi" / "capi" / "benches" / "speed.c"
 # Debian's own interpreter is the one that sees python3-torch.
 TORCH_PYTHON = "/usr/bin/python3"
 
@@ -32,6 +33,15 @@ def build(folder):
             tools[name] = str(target)
         else:
             missing.append(f"{name}: {' '.join(argv)}: {done.stderr.strip()}")
+    # The C interface, which tools/speed has installed there, and the example that has the same loops.
+    c, example = folder / "c", folder.parent / "release" / "examples" / "speed"
+    target = folder / "capi_speed"
+    argv = ["cc", "-O2", f"-I{c}/include", str(SPEED), f"-L{c}/lib", f"-Wl,-rpath,{c.resolve()}/lib", "-llinerate_c", "-o", str(target)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode == 0 and example.exists():
+        tools.update(capi_speed=str(target), rust_speed=str(example))
+    else:
+        missing.append(f"the C interface: {' '.join(argv)}: {done.stderr.strip()}")
     for name, launcher, program, package in (
         ("mpirun", "mpirun.openmpi", "allreduce_mpi", "openmpi-bin"),
         ("mpiexec_mpich", "mpiexec.mpich", "allreduce_mpich", "mpich"),

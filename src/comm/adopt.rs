@@ -4,9 +4,14 @@
 
 use super::Communicator;
 use super::buffer::Buffer;
+use super::builder::CollectiveBuilder;
+use super::call::Call;
+use super::check::lengths_of;
 use super::raw::RawBuffer;
 use crate::error::{Error, Result};
+use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::memory::{Element, Region, View};
+use crate::types::DataType;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -205,5 +210,125 @@ impl Communicator {
             .release(address.addr())?
             .end_registrations();
         Ok(())
+    }
+}
+impl CollectiveBuilder<'_> {
+    /// Gives it memory that the caller owns: what this rank reads lies at `input`, and what it
+    /// writes at `output`. Each is as long as the collective says, and may be null where this rank
+    /// has none. Equal addresses run in place. Otherwise as [`Communicator::adopt`].
+    ///
+    /// ```
+    /// use linerate::{Collective, Communicator, Config, DataType, ReduceOp};
+    /// let comm = Communicator::join(0, 1, "a job with addresses", Config::default())?;
+    /// let mut sum = [1.0f32, 2.0];
+    /// let address = sum.as_mut_ptr().cast::<u8>();
+    /// let of = comm.collective(Collective::AllReduce, DataType::F32, 2).op(ReduceOp::Sum);
+    /// // SAFETY: the array lives until the operation has ended, and nothing else uses it.
+    /// unsafe { of.clone().at(address, address)? }.start()?.wait()?;
+    /// // SAFETY: as above.
+    /// unsafe { of.run_at(address, address)? };
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// As [`Communicator::adopt`], for both addresses; nothing is written to the input.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: an address is not aligned for the type, or the collective's
+    /// arguments do not fit; [`Error::Forked`].
+    pub unsafe fn at(mut self, input: *const u8, output: *mut u8) -> Result<Self> {
+        let ranges = &self.communicator.inner.ranges;
+        // SAFETY: our caller promises it.
+        let [input, output] = unsafe { self.views_at(&self.call()?, input, output)? };
+        let of = |view: View| (RawBuffer::at(view, ranges), DataType::U8);
+        let read = input.map(of);
+        self.output = match &read {
+            // One look-up, and one borrow.
+            Some(read) if input == output => Some(read.clone()),
+            _ => output.map(of),
+        };
+        self.input = read;
+        Ok(self)
+    }
+
+    /// Runs it on memory that the caller owns, as [`CollectiveBuilder::at`] and
+    /// [`CollectiveBuilder::run`] do. A call of a few bytes is faster so, since it takes no share of
+    /// registered memory: nothing tells then that something else uses these bytes.
+    ///
+    /// # Safety
+    /// As [`CollectiveBuilder::at`].
+    ///
+    /// # Errors
+    /// As [`CollectiveBuilder::at`] and [`CollectiveBuilder::run`].
+    pub unsafe fn run_at(&self, input: *const u8, output: *mut u8) -> Result<()> {
+        let (comm, call) = (self.communicator, self.call()?);
+        // SAFETY: our caller promises it.
+        let views = unsafe { self.views_at(&call, input, output)? };
+        let is_short =
+            |view: &Option<View>| view.is_none_or(|view| view.len_bytes() <= LINE_PAYLOAD_BYTES);
+        // A simulated rank cannot wait on lent memory.
+        let is_lent = views.iter().all(is_short) && !comm.driving()?.clock.is_virtual();
+        let of = |view: View| match is_lent {
+            true => RawBuffer::lent(view),
+            false => RawBuffer::at(view, &comm.inner.ranges),
+        };
+        let read = views[0].map(of);
+        let written = match views[0] == views[1] {
+            true => None,
+            false => views[1].map(of),
+        };
+        let output = match views[0] == views[1] {
+            true => &read,
+            false => &written,
+        };
+        comm.run_lent(Call {
+            input: read.as_ref(),
+            output: output.as_ref(),
+            ..call
+        })
+    }
+
+    /// The memory of input and output at these addresses.
+    ///
+    /// # Safety
+    /// As [`CollectiveBuilder::at`].
+    #[inline]
+    unsafe fn views_at(
+        &self,
+        call: &Call<'_>,
+        input: *const u8,
+        output: *mut u8,
+    ) -> Result<[Option<View>; 2]> {
+        let comm = self.communicator;
+        comm.driving()?;
+        let [read, written] = lengths_of(call, comm.rank(), comm.ranks())?;
+        let view = |name: &str, address: *mut u8, elements: u64| {
+            if address.is_null() || elements == 0 {
+                return Ok(None);
+            }
+            let bytes = (elements as usize).checked_mul(self.dtype.size_bytes());
+            let fits = |bytes: &usize| {
+                *bytes <= isize::MAX as usize && address.addr().checked_add(*bytes).is_some()
+            };
+            let align = self.dtype.align_bytes();
+            if !address.addr().is_multiple_of(align) {
+                return Err(Error::invalid(format!(
+                    "the {name} at {address:p} is not aligned: the address of {} must be a multiple of {align}",
+                    self.dtype
+                )));
+            }
+            let bytes = bytes.filter(fits).ok_or_else(|| {
+                Error::invalid(format!(
+                    "the {name}, {elements} elements of {} at {address:p}, does not fit an address space",
+                    self.dtype
+                ))
+            })?;
+            // SAFETY: our caller promises what `View::new` asks for.
+            Ok(Some(unsafe { View::new(address, bytes) }))
+        };
+        Ok([
+            view("input", input.cast_mut(), read)?,
+            view("output", output, written)?,
+        ])
     }
 }

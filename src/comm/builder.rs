@@ -17,14 +17,14 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 #[must_use = "a collective does nothing until it is run or started"]
 pub struct CollectiveBuilder<'a> {
-    communicator: &'a Communicator,
+    pub(super) communicator: &'a Communicator,
     collective: Collective,
-    dtype: DataType,
+    pub(super) dtype: DataType,
     count: u64,
     op: ReduceOp,
     root: Rank,
-    input: Option<(RawBuffer, DataType)>,
-    output: Option<(RawBuffer, DataType)>,
+    pub(super) input: Option<(RawBuffer, DataType)>,
+    pub(super) output: Option<(RawBuffer, DataType)>,
     send_counts: Vec<u64>,
     receive_counts: Vec<u64>,
     /// Of lists: first those of the input.
@@ -49,6 +49,7 @@ impl Communicator {
     /// sum.op(ReduceOp::Sum).input(&bytes).output(&bytes).run()?;
     /// # Ok::<(), linerate::Error>(())
     /// ```
+    #[inline]
     pub fn collective(
         &self,
         collective: Collective,
@@ -76,6 +77,7 @@ impl Communicator {
 
 impl CollectiveBuilder<'_> {
     /// The operator of a reducing collective; the others do not look at it. Default: sum.
+    #[inline]
     pub fn op(mut self, op: ReduceOp) -> Self {
         // Steps that only copy are made of reductions, too, and every type has sums.
         if self.collective.is_reducing() {
@@ -85,6 +87,7 @@ impl CollectiveBuilder<'_> {
     }
 
     /// The root of a rooted collective. Default: rank 0.
+    #[inline]
     pub fn root(mut self, root: Rank) -> Self {
         self.root = root;
         self
@@ -180,6 +183,7 @@ impl CollectiveBuilder<'_> {
 
     /// How long this one may make no progress before the communicator fails, instead of its
     /// timeout ([`Communicator::set_timeout`]). Each rank goes by its own.
+    #[inline]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -211,6 +215,7 @@ impl CollectiveBuilder<'_> {
         std::sync::Arc::ptr_eq(&self.communicator.inner, &comm.inner)
     }
 
+    #[inline]
     pub(super) fn call(&self) -> Result<Call<'_>> {
         if self.collective == Collective::SendRecv {
             return Err(Error::invalid(

@@ -44,6 +44,13 @@ pub(super) fn check(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<Checked> 
     })
 }
 
+/// How many elements a call reads and writes on rank `rank` of `ranks` ranks.
+#[inline]
+pub(super) fn lengths_of(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<[u64; 2]> {
+    let lengths = Lengths::of(call, rank, ranks)?;
+    Ok([lengths.input, lengths.output])
+}
+
 /// What a rank sends to itself is copied from one buffer to another, so both must have one length.
 fn check_own_transfers(call: &Call<'_>, rank: Rank) -> Result<()> {
     let own = |is_send| {
@@ -167,6 +174,7 @@ struct Lengths {
 }
 
 impl Lengths {
+    #[inline]
     fn of(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<Lengths> {
         let (count, p) = (call.count, u64::from(ranks));
         let all = count

@@ -315,7 +315,8 @@ impl Communicator {
     }
 
     /// Runs a call whose memory may be slices of the caller.
-    fn run_lent(&self, call: Call<'_>) -> Result<()> {
+    #[inline]
+    pub(super) fn run_lent(&self, call: Call<'_>) -> Result<()> {
         let transfers = call.transfers.iter().map(|transfer| &transfer.buffer);
         let mut all = call.input.into_iter().chain(call.output).chain(transfers);
         if all.all(|raw| !raw.is_lent()) {

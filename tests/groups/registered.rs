@@ -431,3 +431,87 @@ fn threads_register_at_the_same_time() {
         });
     });
 }
+
+/// Collectives by the addresses of their memory do what they do with buffers: short ones and long
+/// ones, in registered memory and in other, in place and not.
+#[test]
+fn calls_by_address_do_what_calls_on_buffers_do() {
+    on_ranks(3, |world| {
+        let (rank, ranks) = (world.rank(), world.ranks() as usize);
+        let null = std::ptr::null_mut();
+        for (count, is_started) in [
+            (1, false),
+            (6, true),
+            (7, false),
+            (5000, false),
+            (5000, true),
+        ] {
+            let of_library = [(); 2].map(|()| world.alloc::<u64>(ranks * count).unwrap());
+            let (mut own_in, mut own_out) = (vec![0u64; ranks * count], vec![0u64; ranks * count]);
+            let registered = of_library.each_ref().map(|buffer| {
+                let mut slice = buffer.as_mut_slice().unwrap();
+                slice.as_mut_ptr().cast::<u8>()
+            });
+            let plain = [own_in.as_mut_ptr().cast(), own_out.as_mut_ptr().cast()];
+            // Ranks need not have memory of one kind.
+            let kinds = [[registered, plain], [plain, registered]];
+            for [input, output] in kinds[usize::from(rank == 1)] {
+                let run = |of: Collective, root: u32, from: *mut u8, to: *mut u8| {
+                    let made = world.collective(of, DataType::U64, count as u64).root(root);
+                    // SAFETY: the memory lives until the end of the round, and nothing else uses it
+                    // while the operation runs.
+                    match is_started {
+                        true => unsafe { made.at(from, to) }.and_then(|it| it.start()?.wait()),
+                        false => unsafe { made.run_at(from, to) },
+                    }
+                };
+                let fill = |to: *mut u8, elements: usize| {
+                    for at in 0..elements {
+                        // SAFETY: as above; there are so many elements.
+                        unsafe { to.cast::<u64>().add(at).write(value(rank, at)) };
+                    }
+                };
+                let read = |from: *mut u8, at: usize| {
+                    // SAFETY: as above.
+                    unsafe { from.cast::<u64>().add(at).read() }
+                };
+                let value_sum = |at| (0..ranks as u32).map(|rank| value(rank, at)).sum::<u64>();
+                let last = count - 1;
+                fill(input, ranks * count);
+                run(Collective::AllReduce, 0, input, output).unwrap();
+                assert_eq!(read(output, last), value_sum(last));
+                run(Collective::ReduceScatter, 0, input, output).unwrap();
+                assert_eq!(read(output, last), value_sum(rank as usize * count + last));
+                run(Collective::AllGather, 0, input, output).unwrap();
+                assert_eq!(read(output, 2 * count + last), value(2, last));
+                run(Collective::AllToAll, 0, input, output).unwrap();
+                assert_eq!(read(output, count), value(1, rank as usize * count));
+                // Who has no part gives no address.
+                let at_root = if rank == 2 { output } else { null };
+                run(Collective::Gather, 2, input, at_root).unwrap();
+                assert!(rank != 2 || read(output, count) == value(1, 0));
+                let of_root = if rank == 2 { input } else { null };
+                run(Collective::Broadcast, 2, of_root, output).unwrap();
+                assert_eq!(read(output, last), value(2, last));
+                run(Collective::Barrier, 0, null, null).unwrap();
+                run(Collective::AllReduce, 0, input, input).unwrap();
+                assert_eq!(read(input, 0), value_sum(0));
+                let odd = input.wrapping_add(4);
+                for (from, to) in [(odd, output), (input, odd), (null, output), (input, null)] {
+                    let error = run(Collective::AllReduce, 0, from, to).unwrap_err();
+                    assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+                }
+                if count > 1 {
+                    let overlapping = input.wrapping_add(8);
+                    let error = run(Collective::AllReduce, 0, input, overlapping).unwrap_err();
+                    assert!(error.to_string().contains("overlap"), "{error}");
+                }
+            }
+        }
+    });
+}
+
+/// Element `at` of what a rank gives.
+fn value(rank: u32, at: usize) -> u64 {
+    1_000_000 * u64::from(rank + 1) + at as u64
+}

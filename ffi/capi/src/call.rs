@@ -123,47 +123,6 @@ unsafe impl Sized64 for linerate_transfer {
     const NAME: &'static str = "linerate_transfer";
 }
 
-/// Elements of input and output of a call on this rank.
-fn lengths(
-    communicator: &Communicator,
-    collective: Collective,
-    call: &linerate_call,
-    counts: [&[u64]; 2],
-) -> Result<[u64; 2], Fault> {
-    let (count, ranks) = (call.count, u64::from(communicator.ranks()));
-    let all = count.checked_mul(ranks).ok_or_else(|| {
-        invalid(format!(
-            "{count} elements on each of {ranks} ranks do not fit an address space"
-        ))
-    })?;
-    let rank = communicator.rank();
-    let at_root = |elements| if rank == call.root { elements } else { 0 };
-    // The library refuses sums that are too large, and names them.
-    let sum = |counts: &[u64]| {
-        counts
-            .iter()
-            .fold(0u64, |sum, &count| sum.saturating_add(count))
-    };
-    let [sends, receives] = counts;
-    let own = receives.get(rank as usize).copied().unwrap_or(0);
-    Ok(match collective {
-        Collective::AllReduce => [count, count],
-        Collective::Broadcast => [at_root(count), count],
-        Collective::Reduce => [count, at_root(count)],
-        Collective::ReduceScatter => [all, count],
-        Collective::AllGather => [count, all],
-        Collective::Gather => [count, at_root(all)],
-        Collective::Scatter => [at_root(all), count],
-        Collective::AllToAll => [all, all],
-        Collective::AllGatherV => [own, sum(receives)],
-        Collective::GatherV => [own, at_root(sum(receives))],
-        Collective::ScatterV => [at_root(sum(receives)), own],
-        Collective::ReduceScatterV => [sum(receives), own],
-        Collective::AllToAllV => [sum(sends), sum(receives)],
-        Collective::Barrier | Collective::SendRecv => [0, 0],
-    })
-}
-
 pub(crate) fn check_kind(kind: u32) -> Result<(), Fault> {
     match kind {
         LINERATE_MEMORY_HOST => Ok(()),
@@ -182,10 +141,11 @@ fn refuse_both(name: &str, is_alone: bool) -> Result<(), Fault> {
     }
 }
 
-/// The collective of a call.
+/// The collective of a call, without `input` and `output`.
 ///
 /// # Safety
 /// The addresses of the call hold what its documentation says, until the collective has ended.
+#[inline]
 unsafe fn build<'a>(
     communicator: &'a Communicator,
     call: &linerate_call,
@@ -203,7 +163,34 @@ unsafe fn build<'a>(
         Collective::Barrier if call.dtype == 0 => linerate::DataType::U8,
         _ => dtype_of(call.dtype)?,
     };
-    let ranks = u64::from(communicator.ranks());
+    let mut built = communicator
+        .collective(collective, dtype, call.count)
+        .root(call.root);
+    if collective.is_reducing() {
+        built = built.op(op_of(call.op, call.factor)?);
+    }
+    let has_counts = collective == Collective::AllToAllV || collective.has_part_lengths();
+    let has_lists = !call.inputs.is_null() || !call.outputs.is_null();
+    match has_counts || has_lists || call.timeout_ns > 0 || !call.algorithm.is_null() {
+        // SAFETY: our caller promises it.
+        true => unsafe { with_options(communicator, call, collective, built) },
+        // Most calls are such, and a builder is large.
+        false => Ok(built),
+    }
+}
+
+/// The same with counts, lists, a timeout and an algorithm.
+///
+/// # Safety
+/// As [`build`].
+#[inline(never)]
+unsafe fn with_options<'a>(
+    communicator: &Communicator,
+    call: &linerate_call,
+    collective: Collective,
+    mut built: CollectiveBuilder<'a>,
+) -> Result<CollectiveBuilder<'a>, Fault> {
+    let (ranks, dtype) = (u64::from(communicator.ranks()), call.dtype);
     let counts_of = |name, address: *const u64, is_used: bool| match is_used {
         // SAFETY: our caller promises one number per rank.
         true => unsafe { array(name, address, ranks) },
@@ -215,33 +202,16 @@ unsafe fn build<'a>(
     );
     let sends = counts_of("send_counts", call.send_counts, has_sends)?;
     let receives = counts_of("receive_counts", call.receive_counts, has_receives)?;
-    let [inputs, outputs] = lengths(communicator, collective, call, [sends, receives])?;
-    let mut built = communicator
-        .collective(collective, dtype, call.count)
-        .root(call.root);
-    if collective.is_reducing() {
-        built = built.op(op_of(call.op, call.factor)?);
-    }
     if has_sends {
         built = built.send_counts(sends);
     }
     if has_receives {
         built = built.receive_counts(receives);
     }
-    // Without a buffer that it needs, the library says how long it must be.
-    if !call.input.is_null() && inputs > 0 {
-        // SAFETY: our caller promises it.
-        built = built.input(&unsafe { adopt("input", communicator, call.input, inputs, dtype)? });
-    }
-    if !call.output.is_null() && outputs > 0 {
-        // SAFETY: our caller promises it.
-        let output = unsafe { adopt("output", communicator, call.output, outputs, dtype)? };
-        built = built.output(&output);
-    }
     let lists = |name, list: *const *const c_void, counts: &[u64]| {
         // SAFETY: our caller promises one address per rank.
         let addresses = unsafe { array(name, list, ranks)? };
-        let parts = addresses.iter().zip(counts);
+        let (parts, dtype) = (addresses.iter().zip(counts), dtype_of(dtype)?);
         // SAFETY: our caller promises as many elements at each.
         let adopt = |(&part, &count)| unsafe { adopt(name, communicator, part, count, dtype) };
         parts.map(adopt).collect::<Result<Vec<_>, Fault>>()
@@ -265,6 +235,18 @@ unsafe fn build<'a>(
     Ok(built)
 }
 
+/// The collective of a call.
+///
+/// # Safety
+/// As [`build`].
+unsafe fn build_at<'a>(
+    communicator: &'a Communicator,
+    call: &linerate_call,
+) -> Result<CollectiveBuilder<'a>, Fault> {
+    // SAFETY: our caller promises it.
+    Ok(unsafe { build(communicator, call)?.at(call.input.cast(), call.output.cast())? })
+}
+
 /// Runs a call and waits for its end.
 ///
 /// # Safety
@@ -272,7 +254,7 @@ unsafe fn build<'a>(
 pub(crate) unsafe fn run(comm: linerate_comm, call: &linerate_call) -> Result<i32, Fault> {
     let communicator = COMMUNICATOR.get(comm)?;
     // SAFETY: our caller promises it.
-    unsafe { build(&communicator, call)? }.run()?;
+    unsafe { build(&communicator, call)?.run_at(call.input.cast(), call.output.cast())? };
     Ok(LINERATE_DONE)
 }
 
@@ -336,7 +318,7 @@ pub unsafe extern "C" fn linerate_start(
         let call = unsafe { read("call", call)? };
         let communicator = COMMUNICATOR.get(comm)?;
         // SAFETY: as above.
-        let start = || Ok(unsafe { build(&communicator, &call)? }.start()?);
+        let start = || Ok(unsafe { build_at(&communicator, &call)? }.start()?);
         // SAFETY: as above.
         unsafe { hand_out(operation, (call.queue, call.user), start) }
     })
@@ -492,7 +474,7 @@ unsafe fn batch<'a>(
             )));
         }
         // SAFETY: as above.
-        batch = batch.with(unsafe { build(communicator, &call)? });
+        batch = batch.with(unsafe { build_at(communicator, &call)? });
     }
     Ok(batch)
 }

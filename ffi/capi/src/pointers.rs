@@ -48,10 +48,8 @@ pub(crate) fn bytes_of(
     count: u64,
     dtype: DataType,
 ) -> Result<usize, Fault> {
-    // A complex number is aligned as its parts are.
-    let parts = if dtype.is_complex() { 2 } else { 1 };
-    let size = dtype.size_bytes();
-    check_range(name, address, size / parts, count as usize, size)
+    let (align, size) = (dtype.align_bytes(), dtype.size_bytes());
+    check_range(name, address, align, count as usize, size)
 }
 
 /// Stores a result.

@@ -23,9 +23,9 @@ impl Folder {
         Folder(path)
     }
 
-    /// Compiles the program that calls every function, with these flags.
-    fn compile_calls(&self, flags: &[&str]) -> PathBuf {
-        let program = self.0.join("calls");
+    /// Compiles a program of these tests, with these flags.
+    fn compile(&self, name: &str, flags: &[&str]) -> PathBuf {
+        let program = self.0.join(name);
         let library = self.0.join("liblinerate_c.so.0");
         std::os::unix::fs::symlink(libraries().join("liblinerate_c.so"), &library).unwrap();
         let output = Command::new("cc")
@@ -36,12 +36,13 @@ impl Folder {
                 "-Wextra",
                 "-Wpedantic",
                 "-Werror",
-                "-I",
             ])
+            .arg("-I")
             .arg(Path::new(FOLDER).join("include"))
             .args(flags)
-            .arg(Path::new(FOLDER).join("tests/calls.c"))
+            .arg(Path::new(FOLDER).join(format!("tests/{name}.c")))
             .arg(&library)
+            .arg("-pthread")
             .arg(format!("-Wl,-rpath,{}", self.0.display()))
             .arg("-o")
             .arg(&program)
@@ -51,9 +52,8 @@ impl Folder {
         assert!(output.status.success(), "{text}");
         program
     }
-}
 
-impl Folder {
+    /// Runs the program that calls every function.
     fn run_calls(&self, program: &Path, name: &str) {
         let values = self.0.join("values");
         std::fs::create_dir(&values).unwrap();
@@ -71,21 +71,35 @@ impl Folder {
     }
 }
 
+/// A rank of a job of so many, as a launcher starts it.
+fn rank_of(program: &Path, job: &str, (rank, ranks): (usize, usize)) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", ranks.to_string())
+        .env("LINERATE_JOB", format!("{job}-{}", std::process::id()));
+    command
+}
+
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Runs a program on so many ranks.
-fn run_ranks(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Vec<Output> {
+/// Starts a program on so many ranks.
+fn start(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Vec<Child> {
     let start = |rank| {
         let mut command = command(rank);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    let ranks: Vec<Child> = (0..ranks).map(start).collect();
-    let ranks = ranks.into_iter();
+    (0..ranks).map(start).collect()
+}
+
+/// Runs a program on so many ranks.
+fn run_ranks(ranks: usize, command: impl FnMut(usize) -> Command) -> Vec<Output> {
+    let ranks = start(ranks, command).into_iter();
     ranks.map(|rank| rank.wait_with_output().unwrap()).collect()
 }
 
@@ -107,7 +121,7 @@ fn run(command: impl FnMut(usize) -> Command) -> Vec<String> {
 #[test]
 fn a_program_calls_every_function_also_with_bad_input() {
     let folder = Folder::new("calls");
-    let program = folder.compile_calls(&[]);
+    let program = folder.compile("calls", &[]);
     folder.run_calls(&program, "calls");
     let source = std::fs::read_to_string(Path::new(FOLDER).join("tests/calls.c")).unwrap();
     let header = std::fs::read_to_string(Path::new(FOLDER).join("include/linerate.h")).unwrap();
@@ -130,8 +144,109 @@ fn a_program_calls_every_function_also_with_bad_input() {
 fn a_program_under_the_sanitizers_of_addresses_and_of_undefined_behaviour_finds_nothing() {
     let folder = Folder::new("sanitized");
     let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    let program = folder.compile_calls(&flags);
+    let program = folder.compile("calls", &flags);
     folder.run_calls(&program, "sanitized");
+}
+
+/// All ranks of a scenario of `ends.c` are told what it expects.
+fn check_end(program: &Path, scenario: &str, ranks: usize) {
+    let values = |rank| {
+        let mut command = rank_of(program, scenario, (rank, ranks));
+        command.arg(scenario).env("LINERATE_TIMEOUT", "4");
+        command
+    };
+    let mut started = start(ranks, values);
+    // What is to die or to sleep in it.
+    let lost = ["kill", "stop"]
+        .contains(&scenario)
+        .then(|| started.remove(1));
+    for (rank, started) in started.into_iter().enumerate() {
+        let ended = started.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{scenario}, {rank}: {ended:?}");
+    }
+    if let Some(mut lost) = lost {
+        let _ = lost.kill();
+        assert!(!lost.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn ranks_that_disagree_are_told_by_name() {
+    let folder = Folder::new("mismatch");
+    check_end(&folder.compile("ends", &[]), "mismatch", 2);
+}
+
+#[test]
+fn ranks_whose_peer_dies_sleeps_or_ends_without_a_word_are_told_who() {
+    let folder = Folder::new("lost");
+    let program = folder.compile("ends", &[]);
+    for scenario in ["kill", "exit", "stop"] {
+        check_end(&program, scenario, 3);
+    }
+}
+
+#[test]
+fn what_was_freed_holds_up_nobody_and_threads_may_call_the_same() {
+    let folder = Folder::new("freed");
+    let program = folder.compile("ends", &[]);
+    check_end(&program, "freed", 3);
+    check_end(&program, "threads", 3);
+}
+
+#[test]
+fn an_exchange_in_which_nobody_else_comes_ends_in_time() {
+    let folder = Folder::new("alone");
+    check_end(&folder.compile("ends", &[]), "alone", 2);
+}
+
+#[test]
+fn two_rust_libraries_link_into_one_program() {
+    let folder = Folder::new("two");
+    let prefix = folder.0.join("prefix");
+    install(&prefix);
+    // Another one has symbols of its own of what the standard library has.
+    let other = folder.0.join("other.rs");
+    let text = "#[unsafe(no_mangle)] pub extern \"C\" fn other(text: u32) -> u32 {
+        std::panic::catch_unwind(|| format!(\"{text}\").len() as u32).unwrap_or(0)
+    }";
+    std::fs::write(&other, text).unwrap();
+    let main = folder.0.join("main.c");
+    let text = "#include <linerate.h>
+        unsigned other(unsigned text);
+        int main(void) {
+            linerate_comm comm;
+            int32_t status = linerate_init_by_name(0, 1, \"alone with another\", 0, &comm);
+            return status + linerate_barrier(comm) + linerate_finalize(comm) + (other(1234) != 4);
+        }";
+    std::fs::write(&main, text).unwrap();
+    let run = |command: &mut Command| {
+        let output = command.current_dir(&folder.0).output().unwrap();
+        assert!(output.status.success(), "{command:?}: {output:?}");
+    };
+    let rustc = std::env::var_os("RUSTC").unwrap_or("rustc".into());
+    run(Command::new(rustc).args(["--edition=2024", "--crate-type=staticlib", "other.rs"]));
+    let libraries = ["-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc", "-o", "main"];
+    run(Command::new("cc")
+        .args([
+            "main.c",
+            "-Iprefix/include",
+            "prefix/lib/liblinerate_c.a",
+            "libother.a",
+        ])
+        .args(libraries));
+    run(&mut Command::new("./main"));
+}
+
+/// Installs the libraries that cargo has built for these tests.
+fn install(prefix: &Path) {
+    let output = Command::new(Path::new(FOLDER).join("../../tools/install-c"))
+        .arg("--prefix")
+        .arg(prefix)
+        .arg("--from")
+        .arg(libraries())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// The words of a line of linerate.pc, as pkg-config gives them.
@@ -153,14 +268,7 @@ fn words_of(package: &str, line: &str) -> Vec<String> {
 fn the_examples_are_built_against_what_is_installed_and_run() {
     let folder = Folder::new("installed");
     let prefix = folder.0.join("prefix");
-    let output = Command::new(Path::new(FOLDER).join("../../tools/install-c"))
-        .arg("--prefix")
-        .arg(&prefix)
-        .arg("--from")
-        .arg(libraries())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
+    install(&prefix);
     let package = std::fs::read_to_string(prefix.join("lib/pkgconfig/linerate.pc")).unwrap();
     let archive = prefix.join("lib/liblinerate_c.a");
 
@@ -186,15 +294,7 @@ fn the_examples_are_built_against_what_is_installed_and_run() {
             .output()
             .unwrap();
         assert!(output.status.success(), "{source}: {output:?}");
-        let job = format!("{source}-{}", std::process::id());
-        let of = |ranks: usize, rank: usize| {
-            let mut command = Command::new(&program);
-            command
-                .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", ranks.to_string())
-                .env("LINERATE_JOB", &job);
-            command
-        };
+        let of = |ranks, rank| rank_of(&program, source, (rank, ranks));
         if source == "elastic" {
             // Five steps of three ranks and five of the two that live.
             let ended = run_ranks(3, |rank| of(3, rank));

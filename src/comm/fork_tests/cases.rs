@@ -155,8 +155,19 @@ fn of_builder(held: &mut Held) -> Vec<Case> {
         .batch()
         .with(made.clone())
         .timeout(Duration::from_secs(9));
+    let null = std::ptr::null_mut();
+    // SAFETY: a null address is not looked at.
+    let by_address = unsafe {
+        [
+            made.clone().at(null, null).err(),
+            made.run_at(null, null).err(),
+        ]
+    };
+    let [at, run_at] = by_address.map(|error| error == Some(Error::Forked));
     vec![
         ("Communicator::collective", true),
+        ("CollectiveBuilder::at", at),
+        ("CollectiveBuilder::run_at", run_at),
         ("CollectiveBuilder::op", true),
         ("CollectiveBuilder::root", true),
         ("CollectiveBuilder::algorithm", true),
