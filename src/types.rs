@@ -110,8 +110,8 @@ impl DataType {
         }
     }
 
-    /// What the address of an element is a multiple of, in bytes. A complex number is aligned as its
-    /// parts are.
+    /// What the address of an element is a multiple of, in bytes. A complex number is aligned as
+    /// its parts are.
     pub const fn align_bytes(self) -> usize {
         self.part().size_bytes()
     }

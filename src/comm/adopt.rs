@@ -252,7 +252,7 @@ impl CollectiveBuilder<'_> {
     }
 
     /// Runs it on memory that the caller owns, as [`CollectiveBuilder::at`] and
-    /// [`CollectiveBuilder::run`] do. A call of a few bytes is faster so, since it takes no share of
+    /// [`CollectiveBuilder::run`] do. A call of a few bytes is faster, since it takes no share of
     /// registered memory: nothing tells then that something else uses these bytes.
     ///
     /// # Safety

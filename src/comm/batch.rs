@@ -17,7 +17,8 @@ use std::time::Duration;
 
 /// The longest part of a rank that travels together with others: where ranks map each other's
 /// memory, and else. 64 all-gathers of this length, by 2 ranks on 2 cores, are 1.3 and 1.4 times as
-/// fast in a batch; of twice this length 0.9 and 1.0 times (`tools/speed --only capi` has such rows).
+/// fast in a batch; of twice this length 0.9 and 1.0 times (`tools/speed --only capi` has rows of
+/// it).
 const PACKED_BYTES_MAX: [u64; 2] = [4 << 10, 16 << 10];
 /// The longest buffer in which they travel. It is copied while the engine is locked.
 const STAGING_BYTES_MAX: u64 = 1 << 20;

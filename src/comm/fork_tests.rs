@@ -4,8 +4,8 @@ mod calls;
 mod cases;
 
 use super::{
-    Buffer, Communicator, CompletionQueue, Fusion, Operation, PartialAllreduce, PartialFusion,
-    PartialFusionOptions, Simulation, SparseAllreduce, SparseResult,
+    Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Operation, PartialAllreduce,
+    PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce, SparseResult,
 };
 use crate::config::{Config, Progress};
 use crate::error::{Error, Result};
@@ -127,6 +127,19 @@ fn adopt(comm: &Communicator, memory: &Buffer<f32>) -> Result<Buffer<f32>> {
     let address = memory.raw().view().as_ptr().cast();
     // SAFETY: the callers keep the buffer for as long as they keep the result.
     unsafe { comm.adopt(address, memory.len()) }
+}
+
+/// What it gives with memory by its address, and what it does with that at once.
+#[allow(unsafe_code)]
+fn by_address(made: &CollectiveBuilder<'_>) -> [Option<Error>; 2] {
+    let null = std::ptr::null_mut();
+    // SAFETY: a null address is not looked at.
+    unsafe {
+        [
+            made.clone().at(null, null).err(),
+            made.run_at(null, null).err(),
+        ]
+    }
 }
 
 /// Registers memory that lives for ever.

@@ -458,16 +458,17 @@ fn calls_by_address_do_what_calls_on_buffers_do() {
             for [input, output] in kinds[usize::from(rank == 1)] {
                 let run = |of: Collective, root: u32, from: *mut u8, to: *mut u8| {
                     let made = world.collective(of, DataType::U64, count as u64).root(root);
-                    // SAFETY: the memory lives until the end of the round, and nothing else uses it
-                    // while the operation runs.
-                    match is_started {
-                        true => unsafe { made.at(from, to) }.and_then(|it| it.start()?.wait()),
-                        false => unsafe { made.run_at(from, to) },
+                    if is_started {
+                        // SAFETY: the memory lives until the end of the round, and nothing else
+                        // uses it while the operation runs.
+                        return unsafe { made.at(from, to) }.and_then(|it| it.start()?.wait());
                     }
+                    // SAFETY: as above.
+                    unsafe { made.run_at(from, to) }
                 };
                 let fill = |to: *mut u8, elements: usize| {
                     for at in 0..elements {
-                        // SAFETY: as above; there are so many elements.
+                        // SAFETY: as above; there are as many elements.
                         unsafe { to.cast::<u64>().add(at).write(value(rank, at)) };
                     }
                 };

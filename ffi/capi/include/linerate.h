@@ -750,8 +750,8 @@ typedef struct linerate_fusion_options {
    */
   uint64_t size;
   /**
-   * Bytes of one flush, up to 2^40; 0: 64 MiB. A flush happens as soon as so many bytes of one
-   * type are ready on all ranks. A larger tensor goes alone and is reduced where it lies.
+   * Bytes of one flush, up to 2^40; 0: 64 MiB. A flush happens as soon as this much of one type
+   * is ready on all ranks. A larger tensor goes alone and is reduced where it lies.
    */
   uint64_t bytes_max;
   /**
@@ -908,8 +908,9 @@ typedef struct linerate_partial_options {
    */
   uint32_t limiter;
   /**
-   * No gradient is included later than so many rounds after its own, 1 to 1024; 0: 8;
-   * LINERATE_UNBOUNDED: not with LINERATE_ORDERED. LINERATE_FULL never includes one late.
+   * How many rounds after its own a gradient is included at the latest, 1 to 1024; 0: 8;
+   * LINERATE_UNBOUNDED: without limit, not with LINERATE_ORDERED. LINERATE_FULL never includes
+   * one late.
    */
   uint32_t staleness_max;
   /**
@@ -1626,8 +1627,8 @@ int32_t linerate_fusion_announce(linerate_fusion fusion, uint64_t tensor, void *
 
 /**
  * Says that this rank announces no more tensors in this step, so that what is ready is reduced
- * without waiting for more. linerate_fusion_wait() does it, too: call this if the thread does other
- * work before.
+ * without waiting for more. linerate_fusion_wait() does it, too: call this if the thread does
+ * other work before.
  *
  * Threads: any. After fork: LINERATE_ERROR_FORKED.
  */
@@ -1657,7 +1658,8 @@ int32_t linerate_fusion_wait(linerate_fusion fusion, struct linerate_step_report
 
 /**
  * Tells of a flush of the latest step that linerate_fusion_wait() has ended, by its number from 0
- * on. `report` may be NULL. Writes the numbers of its tensors to `tensors`, at most `capacity` of them.
+ * on. `report` may be NULL. Writes the numbers of its tensors to `tensors`, at most `capacity` of
+ * them.
  *
  * Threads: one at a time for one fusion buffer. After fork: as before.
  *
@@ -1985,10 +1987,10 @@ int32_t linerate_recv(void *recvbuf,
                       linerate_comm comm);
 
 /**
- * Makes a partial allreduce of vectors of `count` elements: rounds that do not wait for slow ranks,
- * whose gradients are in later rounds. In each step a rank submits its gradient and takes the
- * result of the step. Rounds may be under way while other operations of `comm` are. `options` may
- * be NULL. Collective: all ranks call it, with the same arguments.
+ * Makes a partial allreduce of vectors of `count` elements: rounds that do not wait for slow
+ * ranks, whose gradients are in later rounds. In each step a rank submits its gradient and takes
+ * the result of the step. Rounds may be under way while other operations of `comm` are. `options`
+ * may be NULL. Collective: all ranks call it, with the same arguments.
  *
  * Threads: any, one at a time for one communicator. The caller frees the handle
  * (linerate_partial_free()); it counts as a handle of the communicator until then. After fork:
@@ -2060,8 +2062,8 @@ int32_t linerate_partial_exchange(linerate_partial partial,
 
 /**
  * Runs a round that waits for all ranks and has everything that any of them has not delivered.
- * Every result that this rank has not taken yet, and that of this round, is copied to `update`, one
- * by one; `visit` is then called with `user` and its report, whose sets it may read during the
+ * Every result that this rank has not taken yet, and that of this round, is copied to `update`,
+ * one by one; `visit` is then called with `user` and its report, whose sets it may read during the
  * call. `visit` may be NULL where only the last result matters. Collective, after as many submits
  * on all ranks: at the end, and before validation and checkpoints. Submits may go on afterwards.
  *
@@ -2321,9 +2323,9 @@ int32_t linerate_sparse_save(linerate_sparse sparse,
 
 /**
  * Loads what linerate_sparse_save() has saved on this rank. All ranks load before the same step.
- * With `is_resized` not 0 the number of ranks may have changed since; a rank that is new then calls
- * linerate_sparse_reset() instead. LINERATE_ERROR_MALFORMED: the bytes are nothing that was saved,
- * or were saved with other tensors; nothing has changed.
+ * With `is_resized` not 0 the number of ranks may have changed since; a rank that is new then
+ * calls linerate_sparse_reset() instead. LINERATE_ERROR_MALFORMED: the bytes are nothing that was
+ * saved, or were saved with other tensors; nothing has changed.
  *
  * Threads: one at a time for one sparse allreduce. After fork: the child's copy.
  *

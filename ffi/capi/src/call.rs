@@ -179,7 +179,7 @@ unsafe fn build<'a>(
     }
 }
 
-/// The same with counts, lists, a timeout and an algorithm.
+/// Adds counts, lists, a timeout and an algorithm to a collective.
 ///
 /// # Safety
 /// As [`build`].

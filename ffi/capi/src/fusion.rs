@@ -27,8 +27,8 @@ pub type linerate_fusion = u64;
 pub struct linerate_fusion_options {
     /// sizeof(linerate_fusion_options).
     pub size: u64,
-    /// Bytes of one flush, up to 2^40; 0: 64 MiB. A flush happens as soon as so many bytes of one
-    /// type are ready on all ranks. A larger tensor goes alone and is reduced where it lies.
+    /// Bytes of one flush, up to 2^40; 0: 64 MiB. A flush happens as soon as this much of one type
+    /// is ready on all ranks. A larger tensor goes alone and is reduced where it lies.
     pub bytes_max: u64,
     /// How long a ready tensor waits for others, in nanoseconds, up to an hour; 0: 5 ms.
     pub age_max_ns: u64,
@@ -248,8 +248,8 @@ pub unsafe extern "C" fn linerate_fusion_announce(
 }
 
 /// Says that this rank announces no more tensors in this step, so that what is ready is reduced
-/// without waiting for more. linerate_fusion_wait() does it, too: call this if the thread does other
-/// work before.
+/// without waiting for more. linerate_fusion_wait() does it, too: call this if the thread does
+/// other work before.
 ///
 /// Threads: any. After fork: LINERATE_ERROR_FORKED.
 #[unsafe(no_mangle)]
@@ -317,7 +317,8 @@ pub unsafe extern "C" fn linerate_fusion_wait(
 }
 
 /// Tells of a flush of the latest step that linerate_fusion_wait() has ended, by its number from 0
-/// on. `report` may be NULL. Writes the numbers of its tensors to `tensors`, at most `capacity` of them.
+/// on. `report` may be NULL. Writes the numbers of its tensors to `tensors`, at most `capacity` of
+/// them.
 ///
 /// Threads: one at a time for one fusion buffer. After fork: as before.
 ///

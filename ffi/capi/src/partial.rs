@@ -69,8 +69,9 @@ pub struct linerate_partial_options {
     pub seed: u64,
     /// N: every (N+1)-th round waits for all; 0: none does.
     pub limiter: u32,
-    /// No gradient is included later than so many rounds after its own, 1 to 1024; 0: 8;
-    /// LINERATE_UNBOUNDED: not with LINERATE_ORDERED. LINERATE_FULL never includes one late.
+    /// How many rounds after its own a gradient is included at the latest, 1 to 1024; 0: 8;
+    /// LINERATE_UNBOUNDED: without limit, not with LINERATE_ORDERED. LINERATE_FULL never includes
+    /// one late.
     pub staleness_max: u32,
     /// Rounds that a rank may be ahead of its last result, 1 to 4; 0: 1.
     pub rounds_in_flight: u32,
@@ -280,10 +281,10 @@ unsafe fn give(
     Ok(LINERATE_DONE)
 }
 
-/// Makes a partial allreduce of vectors of `count` elements: rounds that do not wait for slow ranks,
-/// whose gradients are in later rounds. In each step a rank submits its gradient and takes the
-/// result of the step. Rounds may be under way while other operations of `comm` are. `options` may
-/// be NULL. Collective: all ranks call it, with the same arguments.
+/// Makes a partial allreduce of vectors of `count` elements: rounds that do not wait for slow
+/// ranks, whose gradients are in later rounds. In each step a rank submits its gradient and takes
+/// the result of the step. Rounds may be under way while other operations of `comm` are. `options`
+/// may be NULL. Collective: all ranks call it, with the same arguments.
 ///
 /// Threads: any, one at a time for one communicator. The caller frees the handle
 /// (linerate_partial_free()); it counts as a handle of the communicator until then. After fork:
@@ -429,8 +430,8 @@ pub unsafe extern "C" fn linerate_partial_exchange(
 }
 
 /// Runs a round that waits for all ranks and has everything that any of them has not delivered.
-/// Every result that this rank has not taken yet, and that of this round, is copied to `update`, one
-/// by one; `visit` is then called with `user` and its report, whose sets it may read during the
+/// Every result that this rank has not taken yet, and that of this round, is copied to `update`,
+/// one by one; `visit` is then called with `user` and its report, whose sets it may read during the
 /// call. `visit` may be NULL where only the last result matters. Collective, after as many submits
 /// on all ranks: at the end, and before validation and checkpoints. Submits may go on afterwards.
 ///

@@ -178,8 +178,8 @@ pub(crate) unsafe fn read<T: Sized64>(name: &str, address: *const T) -> Result<T
     }
     let mut copy = MaybeUninit::<T>::zeroed();
     let bytes = copy.as_mut_ptr().cast::<u8>();
-    // SAFETY: both have at least so many bytes, and the copy is our own. Every bit pattern is a
-    // value.
+    // SAFETY: neither is shorter than what is copied, and the copy is our own. Every bit pattern is
+    // a value.
     unsafe {
         bytes.copy_from_nonoverlapping(address.cast(), size.min(own));
         Ok(copy.assume_init())
@@ -217,7 +217,7 @@ pub(crate) unsafe fn write_back<T: Sized64>(
     let size = unsafe { size_of_given(name, place)? } as usize;
     let after_size = size_of::<u64>()..size.min(size_of::<T>());
     let from = ptr::from_ref(value).cast::<u8>();
-    // SAFETY: both have at least so many bytes.
+    // SAFETY: neither is shorter than what is copied.
     unsafe {
         let (from, to) = (
             from.add(after_size.start),

@@ -71,7 +71,7 @@ impl Folder {
     }
 }
 
-/// A rank of a job of so many, as a launcher starts it.
+/// A rank of a job, as a launcher starts it.
 fn rank_of(program: &Path, job: &str, (rank, ranks): (usize, usize)) -> Command {
     let mut command = Command::new(program);
     command
@@ -87,7 +87,7 @@ impl Drop for Folder {
     }
 }
 
-/// Starts a program on so many ranks.
+/// Starts a program on each rank.
 fn start(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Vec<Child> {
     let start = |rank| {
         let mut command = command(rank);
@@ -97,7 +97,7 @@ fn start(ranks: usize, mut command: impl FnMut(usize) -> Command) -> Vec<Child> 
     (0..ranks).map(start).collect()
 }
 
-/// Runs a program on so many ranks.
+/// Runs a program on each rank to its end.
 fn run_ranks(ranks: usize, command: impl FnMut(usize) -> Command) -> Vec<Output> {
     let ranks = start(ranks, command).into_iter();
     ranks.map(|rank| rank.wait_with_output().unwrap()).collect()

@@ -1,7 +1,7 @@
 //! The public functions that a child calls, and what each must do there.
 
 use super::calls::{self, Try};
-use super::{Held, adopt, is_refused, register, sparse_options, tensors};
+use super::{Held, adopt, by_address, is_refused, register, sparse_options, tensors};
 use crate::bootstrap::Exchange;
 use crate::comm::{
     Buffer, Fusion, Operation, PartialAllreduce, PartialFusion, PartialFusionOptions,
@@ -155,15 +155,7 @@ fn of_builder(held: &mut Held) -> Vec<Case> {
         .batch()
         .with(made.clone())
         .timeout(Duration::from_secs(9));
-    let null = std::ptr::null_mut();
-    // SAFETY: a null address is not looked at.
-    let by_address = unsafe {
-        [
-            made.clone().at(null, null).err(),
-            made.run_at(null, null).err(),
-        ]
-    };
-    let [at, run_at] = by_address.map(|error| error == Some(Error::Forked));
+    let [at, run_at] = by_address(&made).map(|error| error == Some(Error::Forked));
     vec![
         ("Communicator::collective", true),
         ("CollectiveBuilder::at", at),
