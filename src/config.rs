@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::limits;
 use crate::types::Rank;
 use field::{Field, parse_choice};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -161,6 +163,45 @@ impl Config {
     /// [`Error::InvalidArgument`]: a value out of its range, with the range.
     pub fn from_env() -> Result<Config> {
         Config::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// The settings of the environment with some changes: values by the names that they have there.
+    /// A value of `None` means the default, whatever the environment says.
+    ///
+    /// ```
+    /// use linerate::Config;
+    /// let config = Config::from_settings([("LINERATE_TIMEOUT", Some("60"))])?;
+    /// assert_eq!(config.timeout.as_secs(), 60);
+    /// let text = Config::from_settings([("LINERATE_TIMEUOT", Some("60"))]).unwrap_err().to_string();
+    /// assert!(text.contains("LINERATE_TIMEOUT"), "a name that is not known: the text has all of them");
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: there is no setting of a name, or a value is out of its range.
+    pub fn from_settings<'a>(
+        changes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
+    ) -> Result<Config> {
+        let changes: BTreeMap<&str, Option<&str>> = changes.into_iter().collect();
+        let asked = RefCell::new(BTreeSet::new());
+        let config = Config::from_lookup(|name| {
+            asked.borrow_mut().insert(name.to_owned());
+            match changes.get(name) {
+                Some(value) => value.map(str::to_owned),
+                None => std::env::var(name).ok(),
+            }
+        });
+        // A value that is out of its range ends the look-ups, but then its name is known.
+        let config = config?;
+        let mut known = asked.into_inner();
+        known.retain(|name| name.starts_with("LINERATE_"));
+        match changes.keys().find(|name| !known.contains(**name)) {
+            None => Ok(config),
+            Some(name) => Err(Error::invalid(format!(
+                "there is no setting '{name}': one of {}",
+                Vec::from_iter(known).join(" ")
+            ))),
+        }
     }
 
     /// Settings from named values, such as the process's environment.

@@ -23,7 +23,7 @@ mod wait;
 
 use driving::Driving;
 use engine::{Engine, Peer, TaskId};
-use family::Family;
+use family::{Family, Member};
 use shuttle::thread::{self, JoinHandle};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -254,6 +254,85 @@ fn queue_waiter() {
 #[test]
 fn a_thread_that_waits_on_a_queue_hears_of_every_end() {
     explore(queue_waiter);
+}
+
+/// Tasks one after the other: who drives the family starts the next one, as with the steps of a
+/// sparse allreduce.
+struct Follower {
+    driving: Arc<Driving>,
+    /// The task under way, and how many come after it.
+    state: sync::Mutex<(Option<TaskId>, u32)>,
+    is_over: sync::AtomicBool,
+}
+
+impl Member for Follower {
+    fn try_drive(&self) -> bool {
+        let Ok(mut state) = self.state.try_lock() else {
+            return false;
+        };
+        let (Some(task), left) = *state else {
+            return false;
+        };
+        if self.driving.engine().result(task).is_none() {
+            return false;
+        }
+        let next = |left| {
+            let task = self.driving.start(|engine| Ok(engine.submit(2)));
+            (Some(task.unwrap()), left)
+        };
+        *state = left.checked_sub(1).map_or((None, 0), next);
+        let is_over = state.0.is_none();
+        drop(state);
+        if is_over {
+            self.is_over.store(true, sync::Ordering::SeqCst);
+            self.driving.ring();
+        }
+        true
+    }
+
+    fn drive(&self) -> bool {
+        self.try_drive()
+    }
+
+    fn wake_watchers(&self) {}
+
+    fn is_idle(&self) -> bool {
+        self.state.try_lock().is_ok_and(|state| state.0.is_none())
+    }
+
+    fn alarm(&self) -> Option<&wait::Alarm> {
+        None
+    }
+
+    fn sleep(&self, time: Duration, is_over: &dyn Fn() -> bool) {
+        self.driving.sleep(time, is_over);
+    }
+}
+
+fn follower() {
+    let (driving, peer, progress) = rank();
+    let first = driving.start(|engine| Ok(engine.submit(1))).unwrap();
+    let follower = Arc::new(Follower {
+        driving: driving.clone(),
+        state: sync::Mutex::new((Some(first), 2)),
+        is_over: sync::AtomicBool::new(false),
+    });
+    let family = driving.family();
+    family.join(&follower);
+    family.end_rest();
+    let peer = thread::spawn(move || {
+        peer.deliver();
+        peer.deliver();
+    });
+    driving.wait_for(LIMIT, || follower.is_over.load(sync::Ordering::SeqCst));
+    family.leave(&*follower);
+    stop(&driving, progress);
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_thread_that_drives_may_start_operations_while_the_progress_thread_comes_to_rest() {
+    explore(follower);
 }
 
 /// The canary: with notifications that reach nobody, each model must be seen to hang.

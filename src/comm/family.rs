@@ -98,6 +98,18 @@ impl Family {
         others.filter(|other| is_other(other, own)).collect()
     }
 
+    /// Whether nothing is under way, as the progress thread asks when it comes to rest. It never
+    /// waits for the list: a thread that has it drives, and may start an operation, for which it
+    /// ends that rest.
+    fn is_idle(&self) -> bool {
+        let Some(members) = self.members.try_lock() else {
+            return false;
+        };
+        let alive: Vec<_> = members.iter().filter_map(Weak::upgrade).collect();
+        drop(members);
+        alive.iter().all(|member| member.is_idle())
+    }
+
     /// The caller waits, and drives, until the result is dropped: the progress thread does not.
     pub fn enter(&self) -> crate::wait::Caller<'_> {
         self.members.enter()
@@ -149,8 +161,7 @@ impl Background for Family {
                 }
                 Step::Sleep(_) => {
                     drop(members);
-                    let is_idle = || self.others(None).iter().all(|member| member.is_idle());
-                    if self.members.rest_while(is_idle) {
+                    if self.members.rest_while(|| self.is_idle()) {
                         patience.reset();
                     } else if let Some(first) = self.others(None).first() {
                         first.sleep(PROGRESS_SLEEP, &|| self.members.is_stopped());

@@ -512,3 +512,22 @@ fn a_sparse_step_that_ends_by_poll_alone_a_failure_or_a_drop_is_a_completion() {
         world.barrier().unwrap();
     });
 }
+
+/// The thread that waits moves a step, and so starts operations, while the progress thread is about
+/// to rest.
+#[test]
+fn many_steps_of_a_sparse_allreduce_pass_a_progress_thread_that_comes_to_rest() {
+    on_ranks_over("shm", 2, true, &|world: Communicator| {
+        let queue = world.completion_queue().unwrap();
+        let (mut sparse, gradient) = sparse(&world, Algorithm::OkTopk);
+        let mut prng = Prng::new(u64::from(world.rank()));
+        for number in 0..1000 {
+            sparse.start(std::slice::from_ref(&gradient)).unwrap();
+            sparse.notify(&queue, number).unwrap();
+            assert_eq!(take(&queue, 1)[0].user, number);
+            assert!(sparse.test().unwrap().is_some());
+            std::thread::sleep(Duration::from_micros(prng.below(300)));
+        }
+        world.barrier().unwrap();
+    });
+}

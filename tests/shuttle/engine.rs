@@ -135,10 +135,11 @@ impl Engine {
 
     pub fn drive(&mut self, _now: Time) -> bool {
         let events = self.events.load(Ordering::Acquire);
-        let moved = events != std::mem::replace(&mut self.handled, events);
+        let mut moved = events != std::mem::replace(&mut self.handled, events);
         for task in self.tasks.iter_mut().filter(|t| t.result.is_none()) {
             if task.event <= events {
                 task.end(Ok(()));
+                moved = true;
             }
         }
         moved

@@ -2,9 +2,8 @@
 
 use crate::objects::{CONFIG, Object, insert, lock};
 use crate::pointers::{check_place, text, write};
-use crate::status::{Fault, LINERATE_DONE, enter, invalid};
+use crate::status::{Fault, LINERATE_DONE, enter};
 use linerate::Config;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::c_char;
 use std::sync::Mutex;
@@ -23,35 +22,13 @@ pub(crate) fn config_of(handle: linerate_config) -> Result<Config, Fault> {
     }
     let config = CONFIG.get(handle)?;
     let settings = lock(CONFIG_WORD, &config)?;
-    Ok(Config::from_lookup(|name| match settings.get(name) {
-        Some(value) => value.clone(),
-        None => std::env::var(name).ok(),
-    })?)
+    let changes = settings.iter();
+    Ok(Config::from_settings(
+        changes.map(|(name, value)| (name.as_str(), value.as_deref())),
+    )?)
 }
 
 const CONFIG_WORD: &str = "config";
-
-/// Checks a name and its value.
-fn check(name: &str, value: Option<&str>) -> Result<(), Fault> {
-    let known = RefCell::new(Vec::new());
-    let checked = Config::from_lookup(|asked| {
-        known.borrow_mut().push(asked.to_owned());
-        value.filter(|_| asked == name).map(str::to_owned)
-    });
-    let mut known = known.into_inner();
-    known.retain(|known| known.starts_with("LINERATE_"));
-    // A bad value ends the look-ups, but only after the name was asked for.
-    if known.iter().any(|known| known == name) {
-        checked?;
-        return Ok(());
-    }
-    known.sort_unstable();
-    known.dedup();
-    Err(invalid(format!(
-        "there is no setting '{name}': one of {}",
-        known.join(" ")
-    )))
-}
 
 /// Makes settings, to be changed by linerate_config_set(). What is not set is as the environment
 /// (LINERATE_...) says when a communicator is made with them.
@@ -96,7 +73,7 @@ pub unsafe extern "C" fn linerate_config_set(
             // SAFETY: as above.
             Some(unsafe { text("value", value)? })
         };
-        check(name, value)?;
+        Config::from_settings([(name, value)])?;
         lock(CONFIG_WORD, &settings)?.insert(name.into(), value.map(str::to_owned));
         Ok(LINERATE_DONE)
     })
@@ -106,25 +83,4 @@ pub unsafe extern "C" fn linerate_config_set(
 #[unsafe(no_mangle)]
 pub extern "C" fn linerate_config_free(config: linerate_config) -> i32 {
     enter(|| CONFIG.free(config).map(|()| LINERATE_DONE))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_and_values_are_checked_when_they_are_set() {
-        assert!(check("LINERATE_TCP_RAILS", Some("4")).is_ok());
-        assert!(check("LINERATE_TCP_RAILS", None).is_ok());
-        for (name, value, word) in [
-            ("LINERATE_TCP_RAILS", "0", "LINERATE_TCP_RAILS"),
-            ("LINERATE_TCP_RAILS2", "4", "LINERATE_TIMEOUT"),
-            ("HOME", "/", "no setting 'HOME'"),
-        ] {
-            let Err(Fault::Library(error)) = check(name, Some(value)) else {
-                panic!("{name} is {value}");
-            };
-            assert!(error.to_string().contains(word), "{error}");
-        }
-    }
 }
