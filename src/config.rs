@@ -172,7 +172,7 @@ impl Config {
     /// use linerate::Config;
     /// let config = Config::from_settings([("LINERATE_TIMEOUT", Some("60"))])?;
     /// assert_eq!(config.timeout.as_secs(), 60);
-    /// let text = Config::from_settings([("LINERATE_TIMEUOT", Some("60"))]).unwrap_err().to_string();
+    /// let text = Config::from_settings([("TIMEOUT", Some("60"))]).unwrap_err().to_string();
     /// assert!(text.contains("LINERATE_TIMEOUT"), "a name that is not known: the text has all of them");
     /// # Ok::<(), linerate::Error>(())
     /// ```

@@ -1,0 +1,554 @@
+//! Communicators: made, asked and ended. Their collectives are in `collectives.rs`.
+#![allow(unsafe_code)]
+
+use crate::buffer::Buffer;
+use crate::collectives::{Arguments, Options};
+use crate::errors::{OrRaise, exception_of, invalid};
+use crate::exchange::PyExchange;
+use crate::memory::Memory;
+use crate::operation::Operation;
+use crate::queue::CompletionQueue;
+use crate::waiting;
+use linerate::{Collective, Config, DataType};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+/// A group of ranks of which each calls the same operations in the same order.
+#[pyclass(frozen, module = "linerate")]
+pub struct Communicator {
+    inner: Mutex<Option<linerate::Communicator>>,
+}
+
+type Settings = Option<BTreeMap<String, Option<String>>>;
+
+/// The settings of the environment with these changes.
+fn config_of(py: Python<'_>, settings: Settings) -> PyResult<Config> {
+    let settings = settings.unwrap_or_default();
+    let changes = settings.iter();
+    Config::from_settings(changes.map(|(name, value)| (name.as_str(), value.as_deref())))
+        .or_raise(py)
+}
+
+impl Communicator {
+    fn new(inner: linerate::Communicator) -> Communicator {
+        Communicator {
+            inner: Mutex::new(Some(inner)),
+        }
+    }
+
+    /// The communicator of the library.
+    pub fn get(&self, py: Python<'_>) -> PyResult<linerate::Communicator> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        (inner.clone())
+            .ok_or_else(|| invalid(py, "this communicator was closed: do not use it any more"))
+    }
+
+    fn take(&self) -> Option<linerate::Communicator> {
+        self.inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    /// Joins the job that the environment describes, as `linerate launch`, torchrun, mpirun and
+    /// srun set it; one rank if none of them has started this process. `settings` are values by the
+    /// names that they have in the environment, such as {'LINERATE_TIMEOUT': '60'}.
+    #[staticmethod]
+    #[pyo3(signature = (settings=None))]
+    fn from_env(py: Python<'_>, settings: Settings) -> PyResult<Communicator> {
+        let config = config_of(py, settings)?;
+        let joined = waiting::run(py, move || linerate::Communicator::from_env_with(config))?;
+        Ok(Communicator::new(joined))
+    }
+
+    /// Joins a job by name, as rank `rank` of `ranks`. Ranks of several hosts meet at
+    /// 'tcp://host:port' (a free port of rank 0's host) or in 'file://folder'; any other name is
+    /// that of a job on this host.
+    #[staticmethod]
+    #[pyo3(signature = (rank, ranks, job, settings=None))]
+    fn join(
+        py: Python<'_>,
+        rank: u32,
+        ranks: u32,
+        job: String,
+        settings: Settings,
+    ) -> PyResult<Communicator> {
+        let config = config_of(py, settings)?;
+        let join = move || linerate::Communicator::join(rank, ranks, &job, config);
+        Ok(Communicator::new(waiting::run(py, join)?))
+    }
+
+    /// Joins a job whose processes have a way between them already, such as torch's Store:
+    /// `exchange` has put(key: str, value: bytes, limit: float) and get(key: str, limit: float),
+    /// which returns bytes, or None if there is no value after `limit` seconds. `name` is one that
+    /// all ranks name alike and no other use of the exchange has.
+    #[staticmethod]
+    #[pyo3(signature = (rank, ranks, name, exchange, settings=None))]
+    fn join_by(
+        py: Python<'_>,
+        rank: u32,
+        ranks: u32,
+        name: String,
+        exchange: Py<PyAny>,
+        settings: Settings,
+    ) -> PyResult<Communicator> {
+        let config = config_of(py, settings)?;
+        let join = move || {
+            linerate::Communicator::join_by(rank, ranks, &name, &PyExchange(exchange), config)
+        };
+        Ok(Communicator::new(waiting::run(py, join)?))
+    }
+
+    /// The rank of this process.
+    #[getter]
+    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.get(py)?.rank())
+    }
+
+    /// How many ranks there are.
+    #[getter]
+    fn ranks(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.get(py)?.ranks())
+    }
+
+    /// The transport in use, such as 'shm' or 'tcp'.
+    #[getter]
+    fn transport(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.get(py)?.transport())
+    }
+
+    /// Sets how many seconds an operation may make no progress before the communicator fails.
+    fn set_timeout(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let timeout = waiting::seconds(py, "timeout", Some(timeout))?;
+        self.get(py)?
+            .set_timeout(timeout.unwrap_or_default())
+            .or_raise(py)
+    }
+
+    /// A communicator of the same ranks with an order of operations of its own. Collective.
+    fn duplicate(&self, py: Python<'_>) -> PyResult<Communicator> {
+        let inner = self.get(py)?;
+        Ok(Communicator::new(waiting::run(py, move || {
+            inner.duplicate()
+        })?))
+    }
+
+    /// Ranks of one `color` form a communicator, in the order of `key`, then of their ranks; None
+    /// for a rank whose color is None. Collective.
+    #[pyo3(signature = (color, key=0))]
+    fn split(
+        &self,
+        py: Python<'_>,
+        color: Option<u32>,
+        key: i32,
+    ) -> PyResult<Option<Communicator>> {
+        let inner = self.get(py)?;
+        let made = waiting::run(py, move || inner.split(color, key))?;
+        Ok(made.map(Communicator::new))
+    }
+
+    /// A communicator of some ranks, made by these alone: `members` are their numbers here, in the
+    /// order of the new ranks. They meet by `exchange` under `name`, as in join_by().
+    fn sibling(
+        &self,
+        py: Python<'_>,
+        members: Vec<u32>,
+        name: String,
+        exchange: Py<PyAny>,
+    ) -> PyResult<Communicator> {
+        let inner = self.get(py)?;
+        let make = move || inner.sibling(&members, &name, &PyExchange(exchange));
+        Ok(Communicator::new(waiting::run(py, make)?))
+    }
+
+    /// After a failure: a communicator of the ranks that live. All of them call it.
+    fn rebuild(&self, py: Python<'_>) -> PyResult<Communicator> {
+        let inner = self.get(py)?;
+        Ok(Communicator::new(waiting::run(py, move || {
+            inner.rebuild()
+        })?))
+    }
+
+    /// Fails the communicator on all ranks, with this reason.
+    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let inner = self.get(py)?;
+        py.detach(|| inner.abort(reason));
+        Ok(())
+    }
+
+    /// The first cause if the communicator has failed; None if it has not.
+    fn failure<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let inner = self.get(py)?;
+        let error = py.detach(|| inner.failure());
+        error
+            .map(|error| exception_of(py, error.first_cause()))
+            .transpose()
+    }
+
+    /// Ends the communicator on all ranks: returns when all have called it.
+    fn finalize(&self, py: Python<'_>) -> PyResult<()> {
+        self.get(py)?;
+        match self.take() {
+            Some(inner) => waiting::run(py, move || inner.finalize()),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes it on this rank, without waiting for the others to call it; nothing happens if it
+    /// was closed before. A rank that still needs this one gets an error.
+    fn close(&self, py: Python<'_>) {
+        let inner = self.take();
+        py.detach(|| drop(inner));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind, _value, _traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<Bound<'_, PyAny>>,
+        _value: Option<Bound<'_, PyAny>>,
+        _traceback: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let is_open = self
+            .inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some();
+        match kind {
+            // Others are not waited for that may never come.
+            Some(_) => self.close(py),
+            None if is_open => self.finalize(py)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        match &*self.inner.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(inner) => format!(
+                "linerate.Communicator(rank {} of {} over {})",
+                inner.rank(),
+                inner.ranks(),
+                inner.transport()
+            ),
+            None => "linerate.Communicator(closed)".into(),
+        }
+    }
+
+    /// Registered memory of `count` zeros of a type such as 'f32'. Not collective.
+    #[pyo3(signature = (count, dtype="f32"))]
+    fn alloc(&self, py: Python<'_>, count: usize, dtype: &str) -> PyResult<Buffer> {
+        let dtype = dtype.parse::<DataType>().or_raise(py)?;
+        let bytes = count.checked_mul(dtype.size_bytes());
+        let bytes = bytes
+            .filter(|&bytes| bytes <= isize::MAX as usize)
+            .ok_or_else(|| {
+                invalid(
+                    py,
+                    format!("{count} elements of {dtype} do not fit an address space"),
+                )
+            })?;
+        let inner = self.get(py)?;
+        let memory = py.detach(|| inner.alloc::<u8>(bytes)).or_raise(py)?;
+        Buffer::new(memory, dtype).or_raise(py)
+    }
+
+    /// Registers memory that the caller owns, so that operations use it where it lies. It stays
+    /// where it is until deregister().
+    fn register(&self, py: Python<'_>, memory: &Bound<'_, PyAny>) -> PyResult<()> {
+        let memory = Memory::of("memory", memory, true)?;
+        let bytes = memory.count as usize * memory.dtype.size_bytes();
+        let address = std::ptr::with_exposed_provenance_mut(memory.address);
+        // SAFETY: the caller keeps it, as the documentation says.
+        drop(unsafe { self.get(py)?.register(address, bytes) }.or_raise(py)?);
+        Ok(())
+    }
+
+    /// Ends a registration of register().
+    fn deregister(&self, py: Python<'_>, memory: &Bound<'_, PyAny>) -> PyResult<()> {
+        let memory = Memory::of("memory", memory, true)?;
+        let inner = self.get(py)?;
+        let address = memory.address;
+        py.detach(|| inner.deregister(std::ptr::with_exposed_provenance_mut(address)))
+            .or_raise(py)
+    }
+
+    /// A queue for operations of this communicator and of those made of it.
+    fn completion_queue(&self, py: Python<'_>) -> PyResult<CompletionQueue> {
+        Ok(CompletionQueue::new(
+            self.get(py)?.completion_queue().or_raise(py)?,
+        ))
+    }
+
+    /// The reduction of all ranks' `input`, on every rank: in `output`, or in place.
+    #[pyo3(signature = (input, output=None, *, op="sum", algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn all_reduce(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        op: &str,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options =
+            Options::new(slf.py(), algorithm, timeout, async_op)?.with_op(slf.py(), op)?;
+        let call = Arguments::new(Collective::AllReduce).inout(input, output)?;
+        options.run(&slf, call)
+    }
+
+    /// The root's elements, on all ranks.
+    #[pyo3(signature = (data, root=0, *, algorithm=None, timeout=None, async_op=false))]
+    fn broadcast(
+        slf: Bound<'_, Self>,
+        data: &Bound<'_, PyAny>,
+        root: u32,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?.with_root(root);
+        options.run(
+            &slf,
+            Arguments::new(Collective::Broadcast).inout(data, None)?,
+        )
+    }
+
+    /// The reduction of all ranks' `input`, on the root: in `output`, or in place.
+    #[pyo3(signature = (input, root=0, output=None, *, op="sum", algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn reduce(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        root: u32,
+        output: Option<&Bound<'_, PyAny>>,
+        op: &str,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options =
+            Options::new(slf.py(), algorithm, timeout, async_op)?.with_op(slf.py(), op)?;
+        let call = Arguments::new(Collective::Reduce).inout(input, output)?;
+        options.with_root(root).run(&slf, call)
+    }
+
+    /// Block r of every `output` is rank r's `input`.
+    #[pyo3(signature = (input, output, *, algorithm=None, timeout=None, async_op=false))]
+    fn all_gather(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?;
+        let call = Arguments::new(Collective::AllGather)
+            .input(input)?
+            .output(output)?;
+        options.run(&slf, call)
+    }
+
+    /// Rank r's `output` is the reduction of block r of all `input`s.
+    #[pyo3(signature = (input, output, *, op="sum", algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn reduce_scatter(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        op: &str,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options =
+            Options::new(slf.py(), algorithm, timeout, async_op)?.with_op(slf.py(), op)?;
+        let call = Arguments::new(Collective::ReduceScatter)
+            .input(input)?
+            .output(output)?;
+        options.run(&slf, call)
+    }
+
+    /// Block r of the root's `output` is rank r's `input`.
+    #[pyo3(signature = (input, output=None, root=0, *, algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn gather(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        root: u32,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?.with_root(root);
+        let call = Arguments::new(Collective::Gather)
+            .input(input)?
+            .maybe_output(output)?;
+        options.run(&slf, call)
+    }
+
+    /// Rank r's `output` is block r of the root's `input`.
+    #[pyo3(signature = (output, input=None, root=0, *, algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn scatter(
+        slf: Bound<'_, Self>,
+        output: &Bound<'_, PyAny>,
+        input: Option<&Bound<'_, PyAny>>,
+        root: u32,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?.with_root(root);
+        let call = Arguments::new(Collective::Scatter)
+            .output(output)?
+            .maybe_input(input)?;
+        options.run(&slf, call)
+    }
+
+    /// Block r of `input` goes to rank r, and comes from it to block r of `output`.
+    #[pyo3(signature = (input, output, *, algorithm=None, timeout=None, async_op=false))]
+    fn all_to_all(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?;
+        let call = Arguments::new(Collective::AllToAll)
+            .input(input)?
+            .output(output)?;
+        options.run(&slf, call)
+    }
+
+    /// As all_gather(), with a number of elements per rank, equal on all ranks.
+    #[pyo3(signature = (input, output, counts, *, algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn all_gather_v(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        counts: Vec<u64>,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?;
+        let call = Arguments::new(Collective::AllGatherV)
+            .input(input)?
+            .output(output)?;
+        options.with_counts(Vec::new(), counts).run(&slf, call)
+    }
+
+    /// As reduce_scatter(), with a number of elements per rank, equal on all ranks.
+    #[pyo3(signature = (input, output, counts, *, op="sum", algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn reduce_scatter_v(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        counts: Vec<u64>,
+        op: &str,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options =
+            Options::new(slf.py(), algorithm, timeout, async_op)?.with_op(slf.py(), op)?;
+        let call = Arguments::new(Collective::ReduceScatterV)
+            .input(input)?
+            .output(output)?;
+        options.with_counts(Vec::new(), counts).run(&slf, call)
+    }
+
+    /// As all_to_all(), with a number of elements per pair. Never in place.
+    #[pyo3(signature = (input, send_counts, output, receive_counts, *, algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn all_to_all_v(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        send_counts: Vec<u64>,
+        output: &Bound<'_, PyAny>,
+        receive_counts: Vec<u64>,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?;
+        let call = Arguments::new(Collective::AllToAllV)
+            .input(input)?
+            .output(output)?;
+        options
+            .with_counts(send_counts, receive_counts)
+            .run(&slf, call)
+    }
+
+    /// Returns when all ranks have called it.
+    #[pyo3(signature = (*, timeout=None, async_op=false))]
+    fn barrier(
+        slf: Bound<'_, Self>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), None, timeout, async_op)?;
+        options.run(&slf, Arguments::new(Collective::Barrier))
+    }
+
+    /// Sends `data` to a rank, with a tag that the receive names too.
+    #[pyo3(signature = (data, peer, tag=0, *, timeout=None, async_op=false))]
+    fn send(
+        slf: Bound<'_, Self>,
+        data: &Bound<'_, PyAny>,
+        peer: u32,
+        tag: u32,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), None, timeout, async_op)?;
+        options.transfer(
+            &slf,
+            Memory::of("data", data, false)?,
+            tag,
+            |tagged, memory| tagged.start_send(memory, peer),
+        )
+    }
+
+    /// Receives into `data` from a rank, or from any if `peer` is None. Returns the rank that has
+    /// sent; with async_op the operation, whose `source` it is.
+    #[pyo3(signature = (data, peer=None, tag=0, *, timeout=None, async_op=false))]
+    fn recv<'py>(
+        slf: Bound<'py, Self>,
+        data: &Bound<'py, PyAny>,
+        peer: Option<u32>,
+        tag: u32,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let options = Options::new(py, None, timeout, true)?;
+        let memory = Memory::of("data", data, true)?;
+        let started = options.transfer(&slf, memory, tag, |tagged, memory| match peer {
+            Some(peer) => tagged.start_recv(memory, peer),
+            None => tagged.start_recv_any(memory),
+        })?;
+        let operation = Bound::new(py, started.expect("it was started"))?;
+        if async_op {
+            return Ok(operation.into_any());
+        }
+        operation.get().wait_for(py, None)?;
+        operation.getattr("source")
+    }
+}

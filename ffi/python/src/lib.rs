@@ -1,0 +1,34 @@
+//! The Python package `linerate`: its module `_linerate`, whose classes `linerate/__init__.py`
+//! shows and `_linerate.pyi` describes.
+//!
+//! Calls take memory by its address (`memory.rs`), let other Python threads run while they wait,
+//! and look for signals meanwhile (`waiting.rs`). Errors of the library become the exceptions of
+//! `linerate/errors.py` (`errors.rs`).
+
+mod buffer;
+mod collectives;
+mod communicator;
+mod dlpack;
+mod errors;
+mod exchange;
+mod memory;
+mod operation;
+mod queue;
+mod waiting;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _linerate {
+    #[pymodule_export]
+    use super::buffer::Buffer;
+    #[pymodule_export]
+    use super::communicator::Communicator;
+    #[pymodule_export]
+    use super::operation::Operation;
+    #[pymodule_export]
+    use super::queue::CompletionQueue;
+
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+}
