@@ -2,10 +2,11 @@
 
 use super::arguments::{Arguments, RoundCall, signature_of};
 use super::prepared::Prepared;
-use super::tagged::{Source, Transfer};
+use super::tagged::Transfer;
 use crate::error::{Error, Result};
 use crate::memory::{Kept, View};
 use crate::time::Time;
+use crate::types::Rank;
 use crate::wait::QueuePlace;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -118,6 +119,12 @@ impl Task {
     pub fn is_running(&self) -> bool {
         self.state == State::Running
     }
+
+    /// The rank whose message it has met, if it is a receive with a tag.
+    fn source(&self) -> Option<Rank> {
+        let transfer = self.transfer.as_ref();
+        transfer.and_then(|transfer| transfer.source.as_ref()?.rank())
+    }
 }
 
 /// The tasks of an engine.
@@ -204,7 +211,7 @@ impl Tasks {
     /// Tells a place of a queue when a task ends, at once if it has ended. A task has one place.
     pub fn notify(&mut self, id: TaskId, place: QueuePlace) {
         match self.result(id) {
-            Some(result) => place.end(result, None),
+            Some(result) => place.end(result, self.all[id.index].source()),
             None => self.all[id.index].place = Some(place),
         }
     }
@@ -227,8 +234,7 @@ impl Tasks {
         }
         // Last: who takes the completion may use the memory again.
         if let (Some(place), State::Done(result)) = (task.place.take(), &task.state) {
-            let source = task.transfer.as_ref().and_then(|t| t.source.as_ref());
-            place.end(result.clone(), source.and_then(Source::rank));
+            place.end(result.clone(), task.source());
         }
         if task.is_detached {
             self.free(index, failure.is_none());

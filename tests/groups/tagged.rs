@@ -366,6 +366,30 @@ fn a_queue_says_who_sent_and_that_a_receive_was_cancelled() {
 }
 
 #[test]
+fn a_queue_that_is_named_after_the_end_says_who_sent_too() {
+    on_ranks(2, |world| {
+        let (mine, other) = (
+            world.alloc::<u64>(1).unwrap(),
+            world.alloc::<u64>(1).unwrap(),
+        );
+        let peer = 1 - world.rank();
+        let send = world.tagged(4).start_send(&mine, peer).unwrap();
+        let mut receive = world.tagged(4).start_recv_any(&other).unwrap();
+        // It ends while this thread waits for something else.
+        while receive.source().is_none() {
+            assert_eq!(world.failure(), None);
+        }
+        world.barrier().unwrap();
+        let queue = world.completion_queue().unwrap();
+        receive.notify(&queue, 5).unwrap();
+        let ended = queue.wait(Duration::from_secs(30)).unwrap();
+        assert_eq!((ended[0].user, ended[0].source), (5, Some(peer)));
+        send.wait().unwrap();
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_what_to_do() {
     on_ranks(2, |world| {
         let buffer = world.alloc::<u32>(4).unwrap();
