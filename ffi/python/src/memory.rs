@@ -4,7 +4,7 @@
 
 use crate::buffer::Buffer;
 use crate::dlpack;
-use crate::errors::invalid;
+use crate::errors::{OrRaise, invalid};
 use linerate::DataType;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -95,16 +95,7 @@ impl Memory {
     pub fn of(name: &str, argument: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Memory> {
         let py = argument.py();
         if let Ok(tuple) = argument.cast::<PyTuple>() {
-            let (address, count, dtype): (usize, u64, String) = tuple.extract().map_err(|_| {
-                invalid(py, format!("{name} is a tuple: give (address, count, type), such as (0x7f00, 10, 'f32')"))
-            })?;
-            let dtype = dtype.parse().map_err(|text: String| invalid(py, text))?;
-            return Ok(Memory {
-                address,
-                count,
-                dtype,
-                keep: Keep::Caller,
-            });
+            return Memory::of_tuple(name, tuple);
         }
         if let Ok(buffer) = argument.cast::<Buffer>() {
             let own = buffer.get();
@@ -129,6 +120,23 @@ impl Memory {
                 argument.get_type().name()?
             ),
         ))
+    }
+
+    fn of_tuple(name: &str, tuple: &Bound<'_, PyTuple>) -> PyResult<Memory> {
+        let py = tuple.py();
+        let owner = tuple.get_item(3).ok();
+        let given = tuple.get_slice(0, 3).extract::<(usize, u64, String)>();
+        let (address, count, dtype) = given.ok().filter(|_| tuple.len() <= 4).ok_or_else(|| {
+            let text =
+                "give (address, count, type), such as (0x7f00, 10, 'f32'), and perhaps its owner";
+            invalid(py, format!("{name} is a tuple: {text}"))
+        })?;
+        Ok(Memory {
+            address,
+            count,
+            dtype: dtype.parse::<DataType>().or_raise(py)?,
+            keep: owner.map_or(Keep::Caller, |owner| Keep::Object(owner.unbind())),
+        })
     }
 
     fn of_view(py: Python<'_>, name: &str, view: View, is_written: bool) -> PyResult<Memory> {

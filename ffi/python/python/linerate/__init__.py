@@ -6,7 +6,7 @@
         comm.all_reduce(gradients, op="avg")
 
 Arguments are anything with the buffer protocol or `__dlpack__` (arrays of numpy, tensors of torch), a
-`Buffer` of `Communicator.alloc`, or a tuple (address, count, type). Counts are elements; types have names
+`Buffer` of `Communicator.alloc`, or a tuple (address, count, type), of which a fourth item is kept alive. Counts are elements; types have names
 such as 'f32', 'bf16' and 'i64'; times are seconds.
 """
 

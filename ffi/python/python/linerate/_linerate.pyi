@@ -16,7 +16,7 @@ class _Exchange(Protocol):
     def put(self, key: str, value: bytes, limit: float, /) -> object: ...
     def get(self, key: str, limit: float, /) -> bytes | None: ...
 
-_Memory: TypeAlias = SupportsBuffer | _SupportsDlpack | Buffer | tuple[int, int, str]
+_Memory: TypeAlias = SupportsBuffer | _SupportsDlpack | Buffer | tuple[int, int, str] | tuple[int, int, str, object]
 _Settings: TypeAlias = Mapping[str, str | None] | None
 
 __all__ = ["Buffer", "Communicator", "CompletionQueue", "Operation", "VERSION"]
