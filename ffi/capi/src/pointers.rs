@@ -169,6 +169,10 @@ pub(crate) unsafe fn read<T: Sized64>(name: &str, address: *const T) -> Result<T
     // SAFETY: our caller promises it.
     let size = unsafe { size_of_given(name, address)? } as usize;
     let own = size_of::<T>();
+    if size == own {
+        // SAFETY: the struct has `own` bytes, as its caller says, and is aligned.
+        return Ok(unsafe { address.read() });
+    }
     // SAFETY: the struct has `size` bytes, as its caller says.
     let is_known = (own..size).all(|at| unsafe { *address.cast::<u8>().add(at) } == 0);
     if !is_known {
