@@ -171,7 +171,7 @@ def refuse(rank, size):
     """Bad input is an exception on every rank, by name."""
     bad = [
         (lambda: dist.all_reduce(torch.zeros(3, device="meta")), "meta"),
-        (lambda: dist.all_reduce(torch.ones(2).to_sparse()), "sparse"),
+        (lambda: dist.broadcast(torch.ones(2).to_sparse(), 0), "sparse"),
         (lambda: dist.all_reduce(torch.zeros(3), dist.ReduceOp.BXOR), "bitxor"),
     ]
     if size > 1:
@@ -186,6 +186,142 @@ def refuse(rank, size):
     dist.barrier()
 
 
+def sparse_tensors(rank, size, theirs):
+    """The sum of sparse tensors, as Gloo has it."""
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        dense = torch.zeros(7, 3, dtype=dtype)
+        dense[rank] = rank + 1
+        dense[5, 1] = 2
+        # Rows twice, which are added; and a rank with nothing.
+        ours, other = (dense.to_sparse(dims) if rank != 2 else torch.zeros_like(dense).to_sparse(dims) for dims in (2, 2))
+        dist.all_reduce(ours)
+        dist.all_reduce(other, group=theirs)
+        check(ours.to_dense(), other.to_dense(), f"all_reduce of sparse {dtype}")
+        rows = dense.to_sparse(1)
+        dist.all_reduce(rows)
+        wanted = torch.zeros(7, 3, dtype=dtype)
+        for peer in range(size):
+            wanted[peer] += peer + 1
+            wanted[5, 1] = 2 * size if peer < 5 else wanted[5, 1]
+        check(rows.to_dense(), wanted, f"all_reduce of sparse rows {dtype}")
+
+
+def monitored(rank, size):
+    group = dist.group.WORLD
+    if rank != 0 or size == 1:
+        group.monitored_barrier(timedelta(seconds=10))
+    else:
+        group.monitored_barrier(timedelta(seconds=10), wait_all_ranks=True)
+    # The last rank does not come to this one.
+    if size > 1:
+        try:
+            if rank != size - 1:
+                group.monitored_barrier(timedelta(milliseconds=300))
+        except RuntimeError as error:
+            name = f"Rank {size - 1} failed to pass monitoredBarrier in 300 ms" if rank == 0 else "successfully reached"
+            assert name in str(error), error
+        else:
+            assert rank == size - 1
+    dist.barrier()
+
+
+def coalesced(rank, size):
+    if not hasattr(dist.distributed_c10d, "_coalescing_manager") or torch.__version__.startswith("1."):
+        return
+    tensors = [torch.full((n + 1,), float(rank + 1)) for n in range(3)]
+    with dist.distributed_c10d._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    total = float(sum(range(1, size + 1)))
+    for n, tensor in enumerate(tensors):
+        check(tensor, torch.full((n + 1,), total), "coalesced all_reduce")
+    outs = [torch.zeros(size * 2), torch.zeros(size * 3)]
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for out, width in zip(outs, (2, 3)):
+            dist.all_gather_into_tensor(out, torch.full((width,), float(rank)))
+    manager.wait()
+    for out, width in zip(outs, (2, 3)):
+        check(out, torch.arange(size).float().repeat_interleave(width), "coalesced all_gather")
+    outs = [torch.zeros(2), torch.zeros(3)]
+    with dist.distributed_c10d._coalescing_manager():
+        for out in outs:
+            dist.reduce_scatter_tensor(out, torch.full((size * out.numel(),), float(rank + 1)))
+    for out in outs:
+        check(out, torch.full_like(out, total), "coalesced reduce_scatter")
+
+
+def functional(rank, size):
+    """What FSDP2 and DTensor stand on; with a Backend only."""
+    if not linerate.torch.group.HAS_BACKEND:
+        return
+    import torch.distributed._functional_collectives as functional_collectives
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    total = float(sum(range(1, size + 1)))
+    out = functional_collectives.all_reduce(torch.full((4,), float(rank + 1)), "sum", dist.group.WORLD)
+    check(out + 0, torch.full((4,), total), "functional all_reduce")
+    out = functional_collectives.all_gather_tensor(torch.full((2,), float(rank)), 0, dist.group.WORLD)
+    check(out + 0, torch.arange(size).float().repeat_interleave(2), "functional all_gather_tensor")
+    out = functional_collectives.reduce_scatter_tensor(torch.full((2 * size,), float(rank + 1)), "sum", 0, dist.group.WORLD)
+    check(out + 0, torch.full((2,), total), "functional reduce_scatter_tensor")
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(size * 6).float().reshape(size * 2, 3)
+    tensor = distribute_tensor(whole, mesh, [Shard(0)])
+    check(tensor.redistribute(mesh, [Replicate()]).to_local(), whole, "DTensor")
+    ones = distribute_tensor(torch.ones(3, 2), mesh, [Replicate()])
+    check((tensor @ ones).full_tensor(), whole @ torch.ones(3, 2), "DTensor's product")
+    if size == 4:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+        data = torch.full((1,), float(rank))
+        dist.all_reduce(data, group=mesh.get_group("columns"))
+        check(data, torch.full((1,), float(rank // 2 * 4 + 1)), "a mesh of 2 x 2")
+    from torch.distributed.fsdp import fully_shard
+
+    losses = []
+    for is_sharded in (False, True):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        if is_sharded:
+            fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        random, seen = torch.Generator().manual_seed(5), []
+        for _ in range(5):
+            loss = model(torch.randn(8, 8, generator=random)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+        losses.append(seen)
+    torch.testing.assert_close(*losses)
+
+
+def registered(rank, size):
+    """Registered tensors, and buckets of DDP in registered memory."""
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        tensor = linerate.torch.empty(10, 3, dtype=dtype)
+        assert tensor.shape == (10, 3) and not tensor.any()
+        tensor += rank + 1
+        dist.all_reduce(tensor)
+        check(tensor, torch.full((10, 3), sum(range(1, size + 1)), dtype=dtype), f"registered {dtype}")
+    assert linerate.torch.empty(0).shape == (0,) and linerate.torch.empty((2, 2)).shape == (2, 2)
+    models = []
+    for is_registered in (False, True):
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
+        ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
+        if is_registered:
+            linerate.torch.register(ddp)
+        optimizer, random = torch.optim.SGD(ddp.parameters(), lr=0.1), torch.Generator().manual_seed(rank)
+        for _ in range(8):
+            optimizer.zero_grad()
+            ddp(torch.randn(16, 20, generator=random)).square().mean().backward()
+            optimizer.step()
+        models.append(ddp)
+    for plain, ours in zip(models[0].parameters(), models[1].parameters()):
+        torch.testing.assert_close(plain, ours)
+
+
 def run(rank, size, folder):
     dist.init_process_group(
         "linerate", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
@@ -197,6 +333,11 @@ def run(rank, size, folder):
     groups_and_futures(rank, size)
     train(rank, size, theirs)
     refuse(rank, size)
+    sparse_tensors(rank, size, theirs)
+    monitored(rank, size)
+    coalesced(rank, size)
+    functional(rank, size)
+    registered(rank, size)
     dist.destroy_process_group()
     print(f"rank {rank} of {size}: all as Gloo has it", flush=True)
 

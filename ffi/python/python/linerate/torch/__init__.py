@@ -7,15 +7,20 @@ linerate's are one family, so they may be waited for in any order.
 from __future__ import annotations
 
 from linerate.torch.group import ProcessGroup, create
+from linerate.torch.registered import empty, register
 
-__all__ = ["ProcessGroup"]
+__all__ = ["ProcessGroup", "empty", "register"]
 
 
 def _register() -> None:
+    import inspect
+
     from torch.distributed import Backend
 
-    if not hasattr(Backend, "LINERATE"):
-        Backend.register_backend("linerate", create, extended_api=True)
+    if hasattr(Backend, "LINERATE"):
+        return
+    named = {"devices": ["cpu"]} if "devices" in inspect.signature(Backend.register_backend).parameters else {}
+    Backend.register_backend("linerate", create, extended_api=True, **named)
 
 
 _register()

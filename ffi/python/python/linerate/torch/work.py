@@ -13,21 +13,39 @@ import torch
 from torch._C._distributed_c10d import Work as BaseWork
 
 _NO_LIMIT = timedelta(0)
+# How long the thread of futures does not see that it is to end.
+_SLICE_SECONDS = 0.1
 
 
 class Notifier:
-    """Calls back when operations of a communicator have ended, on a thread of its own."""
+    """Calls back when operations of a family of communicators have ended, on one thread."""
 
     def __init__(self, communicator: linerate.Communicator) -> None:
         self._queue = communicator.completion_queue()
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._waiting: dict[int, Callable[[], None]] = {}
         self._thread: threading.Thread | None = None
         self._is_over = False
+        self._groups = 0
+
+    def join(self) -> None:
+        """Counts a group that uses it."""
+        with self._changed:
+            self._groups += 1
+
+    def leave(self) -> None:
+        """A group has ended; the last one ends the thread."""
+        with self._changed:
+            self._groups -= 1
+            is_last = self._groups == 0
+        if is_last:
+            self.close()
 
     def add(self, operation: linerate.Operation, then: Callable[[], None]) -> None:
-        with self._lock:
+        with self._changed:
+            if self._is_over:
+                raise linerate.InvalidArgument("this process group was destroyed: do not use it any more")
             number = next(self._numbers)
             operation.notify(self._queue, number)
             self._waiting[number] = then
@@ -36,40 +54,53 @@ class Notifier:
                 self._queue.fileno()
                 self._thread = threading.Thread(target=self._run, name="linerate-futures", daemon=True)
                 self._thread.start()
+            self._changed.notify()
 
     def _run(self) -> None:
-        while not self._is_over:
-            for number, _, _ in self._queue.wait(1.0):
-                with self._lock:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_over:
+                    self._changed.wait()
+                if self._is_over:
+                    return
+            for number, _, _ in self._queue.wait(_SLICE_SECONDS):
+                with self._changed:
                     then = self._waiting.pop(number)
                 then()
 
     def close(self) -> None:
-        self._is_over = True
+        """Ends the thread. Futures of operations that have not ended are completed no more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._queue.close()
 
 
 class Work(BaseWork):  # type: ignore[misc]
-    """An operation under way, or one that had nothing to do."""
+    """Operations under way, or one that had nothing to do."""
 
     def __init__(
         self,
-        operation: linerate.Operation | None,
+        operations: Sequence[linerate.Operation],
         tensors: Sequence[Any],
-        notifier: Notifier,
+        notifier: Notifier | None,
         after: Callable[[], None] | None,
-        kept: dict[int, Work],
+        kept: dict[int, Work] | None,
     ) -> None:
         super().__init__()
-        self._kept = kept
-        self._operation = operation
+        self._operations = operations
         self._tensors = tensors
         self._notifier = notifier
         self._after = after
+        self._kept = kept
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
+        # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without Python's part: that
+        # is kept until it was waited for.
+        if kept is not None:
+            kept[id(self)] = self
 
     def _finish(self) -> None:
         """Brings results to where the caller wants them, once."""
@@ -77,19 +108,24 @@ class Work(BaseWork):  # type: ignore[misc]
             after, self._after = self._after, None
             if after is not None:
                 after()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._kept is not None:
+            self._kept.pop(id(self), None)
+            self._kept = None
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        if self._operation is not None:
-            limit = timeout.total_seconds()
+        limit = timeout.total_seconds()
+        for operation in self._operations:
             try:
-                has_ended = self._operation.wait(limit if limit > 0 else None)
+                has_ended = operation.wait(limit if limit > 0 else None)
             except linerate.Error:
-                self._kept.pop(id(self), None)
+                self._let_go()
                 raise
             if not has_ended:
                 raise linerate.Timeout(f"an operation has not ended after {limit} s; it goes on")
         self._finish()
-        self._kept.pop(id(self), None)
         return True
 
     def synchronize(self) -> None:
@@ -97,22 +133,26 @@ class Work(BaseWork):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         try:
-            return self._operation is None or self._operation.done()
+            if not all([operation.done() for operation in self._operations]):
+                return False
         except linerate.Error:
             return True
+        self._finish()
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> linerate.Error | None:
-        return None if self._operation is None else self._operation.exception()
+        errors = (operation.exception() for operation in self._operations)
+        return next((error for error in errors if error is not None), None)
 
     def result(self) -> Sequence[Any]:
         self.wait()
         return self._tensors
 
     def source_rank(self) -> int:
-        source = None if self._operation is None else self._operation.source
+        source = self._operations[0].source if self._operations else None
         return -1 if source is None else source
 
     def _source_rank(self) -> int:
@@ -132,8 +172,19 @@ class Work(BaseWork):  # type: ignore[misc]
             else:
                 future.set_result(self._tensors)
 
-        if self._operation is None or self.is_completed():
+        if self._notifier is None or self.is_completed():
             complete()
-        else:
-            self._notifier.add(self._operation, complete)
+            return future
+        left = itertools.count(1)
+
+        def count() -> None:
+            if next(left) == len(self._operations):
+                complete()
+
+        for operation in self._operations:
+            try:
+                self._notifier.add(operation, count)
+            except linerate.Error:
+                # It has ended meanwhile, or the group has.
+                count()
         return future

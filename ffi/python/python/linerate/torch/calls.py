@@ -1,0 +1,502 @@
+"""What torch asks of a group and of a backend, over a communicator."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import linerate
+import torch
+from linerate.torch.tensors import check, copy, copy_back, memory_of, operator_of, pack, unpack
+from linerate.torch.work import Notifier, Work
+
+WORKS_KEPT = 1024
+# Tags of torch are 0 or more in 31 bits.
+_TAG_OF_ARRIVALS, _TAG_OF_ANSWERS = 0xFFFF_FF01, 0xFFFF_FF02
+
+_is_profiled = torch._C._autograd._profiler_enabled
+
+
+def _one(tensors: Any, what: str) -> torch.Tensor:
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise linerate.InvalidArgument(f"{what} takes one tensor a rank, and got {len(tensors)}")
+    tensor: torch.Tensor = tensors[0]
+    return tensor
+
+
+def _parts(lists: Any, what: str, ranks: int) -> Sequence[torch.Tensor]:
+    """The list with a tensor per rank."""
+    if len(lists) == 1 and not isinstance(lists[0], torch.Tensor):
+        lists = lists[0]
+    if len(lists) != ranks:
+        raise linerate.InvalidArgument(f"{what} takes a list with a tensor for each of {ranks} ranks, and got {len(lists)}")
+    parts: Sequence[torch.Tensor] = lists
+    return parts
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    """A timeout of torch; a negative one is the group's."""
+    if timeout is None:
+        return None
+    seconds = timeout.total_seconds()
+    return seconds if seconds > 0 else None
+
+
+class State:
+    """What a group of torch and its backend share."""
+
+    def __init__(self, communicator: linerate.Communicator, notifier: Notifier, timeout: float) -> None:
+        self.communicator = communicator
+        self.notifier = notifier
+        self.timeout = timeout
+        self.works: dict[int, Work] = {}
+        # The operations of each block of coalesced calls that is open.
+        self.coalesced: list[Work] | None = None
+        self.sequence = 0
+        self.barriers = itertools.count(1)
+        # The result of all calls that had ended when they returned.
+        self.done = Work((), (), None, None, None)
+        self.name = ""
+        self.end: weakref.finalize[..., Any] | None = None
+
+    def is_alive(self) -> bool:
+        """Whether the group was not destroyed."""
+        return self.end is not None and self.end.alive
+
+    def close(self) -> None:
+        if self.end is not None:
+            self.end()
+
+
+class Options:
+    """The options of a call, in whatever form torch or a caller gives them."""
+
+    def __init__(self, opts: Any = None, op: Any = None, root: int | None = None, timeout: timedelta | None = None) -> None:
+        given = getattr(opts, "reduceOp", opts) if op is None else op
+        self.op = "sum" if given is None or not _is_operator(given) else operator_of(given)
+        self.root = getattr(opts, "rootRank", 0) if root is None else root
+        self.timeout = _seconds(getattr(opts, "timeout", None) if timeout is None else timeout)
+        self.is_started = getattr(opts, "asyncOp", True)
+
+
+def _is_operator(given: Any) -> bool:
+    return isinstance(given, (torch.distributed.ReduceOp, type(torch.distributed.ReduceOp.SUM)))
+
+
+class Calls:
+    """The calls of a group: tensors in, a Work out."""
+
+    state: State
+
+    def rank(self) -> int:
+        raise NotImplementedError
+
+    def size(self) -> int:
+        raise NotImplementedError
+
+    # Names and settings.
+
+    def getBackendName(self) -> str:
+        return "linerate"
+
+    def _get_backend_name(self) -> str:
+        return "linerate"
+
+    def name(self) -> str:
+        return "linerate"
+
+    def _set_sequence_number_for_group(self) -> None:
+        self.state.sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.state.sequence
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.state.timeout = timeout.total_seconds()
+        self.state.communicator.set_timeout(self.state.timeout)
+
+    _set_default_timeout = set_timeout
+
+    # What all calls have.
+
+    def _run(
+        self,
+        name: str,
+        tensors: Sequence[Any],
+        start: Callable[..., linerate.Operation | None],
+        options: Options,
+        after: Callable[[], None] | None = None,
+    ) -> Work:
+        """Starts a call, or runs it where its caller waits for it anyway."""
+        state = self.state
+        state.sequence += 1
+        if _is_profiled():
+            with torch.autograd.profiler.record_function(f"linerate:{name} {_describe(tensors)} {state.name}"):
+                operation = start(timeout=options.timeout, async_op=options.is_started)
+        else:
+            operation = start(timeout=options.timeout, async_op=options.is_started)
+        if operation is None:
+            if after is not None:
+                after()
+            return state.done
+        work = Work((operation,), tensors, state.notifier, after, state.works)
+        if state.coalesced is not None:
+            state.coalesced.append(work)
+        # Nobody waits for the oldest, which have ended.
+        for oldest in list(state.works.values())[:2] if len(state.works) > WORKS_KEPT else ():
+            oldest.is_completed()
+        return work
+
+    def _inout(
+        self, name: str, tensor: torch.Tensor, tensors: Sequence[Any], call: Callable[..., Any], options: Options
+    ) -> Work:
+        """A call in place, by a copy where the tensor has gaps."""
+        check(tensor)
+        if tensor.is_contiguous():
+            memory = memory_of(tensor)
+            return self._run(name, tensors, lambda **how: call(memory, **how), options)
+        packed = tensor.detach().contiguous()
+        memory = memory_of(packed)
+        return self._run(name, tensors, lambda **how: call(memory, **how), options, lambda: copy(tensor, packed))
+
+    def _outs(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        source: torch.Tensor,
+        target: torch.Tensor,
+        options: Options,
+        after: Callable[[], None],
+        tensors: Sequence[Any],
+        *more: Any,
+    ) -> Work:
+        """A call from one tensor to another."""
+        given, taken = memory_of(source), memory_of(target)
+        return self._run(name, tensors, lambda **how: call(given, taken, *more, **how), options, after)
+
+    # Collectives.
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Work:
+        tensor = _one(tensors, "all_reduce")
+        options = Options(opts, op=op, timeout=timeout)
+        if tensor.layout == torch.sparse_coo:
+            return self._allreduce_sparse(tensor, options)
+        op = options.op
+        all_reduce = self.state.communicator.all_reduce
+        call = lambda memory, **how: all_reduce(memory, op=op, **how)  # noqa: E731
+        return self._inout("all_reduce", tensor, [tensor], call, options)
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        options = Options(opts)
+        op, packed = options.op, pack(tensors)
+        memory, all_reduce = memory_of(packed), self.state.communicator.all_reduce
+        start = lambda **how: all_reduce(memory, op=op, **how)  # noqa: E731
+        return self._run("all_reduce_coalesced", tensors, start, options, lambda: unpack(packed, tensors))
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, options: Options) -> Work:
+        """The sum of sparse tensors: all ranks' entries are gathered, and added. It waits."""
+        if options.op not in ("sum", "avg"):
+            raise linerate.InvalidArgument(f"all_reduce of a sparse tensor has the operator sum, not {options.op}")
+        own = tensor.detach().coalesce()
+        shape = torch.tensor([own._nnz(), own.sparse_dim(), *own.shape])
+        shapes = shape.new_empty(self.size(), len(shape))
+        self._allgather_base(shapes, shape).wait()
+        if not (shapes[:, 1:] == shape[1:]).all():
+            raise linerate.InvalidArgument(
+                f"all_reduce of sparse tensors: rank {self.rank()} has the shape {tuple(own.shape)}, "
+                f"and the ranks have {[tuple(one[2:].tolist()) for one in shapes]}"
+            )
+        counts = shapes[:, 0].tolist()
+        indices = [own._indices().new_empty(own.sparse_dim(), count) for count in counts]
+        values = [own._values().new_empty(count, *own._values().shape[1:]) for count in counts]
+        self.allgather([indices], [own._indices()]).wait()
+        self.allgather([values], [own._values()]).wait()
+        # Each step coalesces, so that the sum has one order on all ranks.
+        total = torch.sparse_coo_tensor(indices[0], values[0], own.shape).coalesce()
+        for index, value in zip(indices[1:], values[1:]):
+            total = (total + torch.sparse_coo_tensor(index, value, own.shape)).coalesce()
+        if options.op == "avg":
+            total = total / self.size()
+        copy(tensor, total)
+        return Work((), [tensor], None, None, None)
+
+    def allreduce_sparse(self, tensors: Any, opts: Any = None) -> Work:
+        return self._allreduce_sparse(_one(tensors, "all_reduce"), Options(opts))
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
+        tensor = _one(tensors, "broadcast")
+        if isinstance(opts, int):
+            opts, root = None, opts
+        options = Options(opts, root=root, timeout=timeout)
+        root, broadcast = options.root, self.state.communicator.broadcast
+        return self._inout("broadcast", tensor, [tensor], lambda memory, **how: broadcast(memory, root, **how), options)
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None, root: int | None = None
+    ) -> Work:
+        tensor = _one(tensors, "reduce")
+        if isinstance(opts, int):
+            opts, root = None, opts
+        options = Options(opts, op=op, root=root, timeout=timeout)
+        root, op, reduce = options.root, options.op, self.state.communicator.reduce
+        return self._inout("reduce", tensor, [tensor], lambda memory, **how: reduce(memory, root, op=op, **how), options)
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        source, target, options = input.detach().contiguous(), output.detach().contiguous(), Options(opts)
+        gather, after = self.state.communicator.all_gather, lambda: copy_back(output, target)
+        return self._outs("all_gather", gather, source, target, options, after, [output])
+
+    all_gather_single = _allgather_base
+
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        source = _one(inputs, "all_gather").detach().contiguous()
+        parts, options = _parts(outputs, "all_gather", self.size()), Options(opts, timeout=timeout)
+        for part in parts:
+            if part.dtype != source.dtype:
+                raise linerate.InvalidArgument(f"all_gather of {source.dtype} into a tensor of {part.dtype}")
+        counts = [part.numel() for part in parts]
+        target = source.new_empty(sum(counts))
+        gather, after = self.state.communicator.all_gather_v, lambda: unpack(target, parts)
+        return self._outs("all_gather", gather, source, target, options, after, [list(parts)], counts)
+
+    def allgather_coalesced(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        if outputs and len(outputs) != self.size():
+            raise linerate.InvalidArgument(f"all_gather_coalesced takes a list for each of {self.size()} ranks, and got {len(outputs)}")
+        source, options = pack(inputs), Options(opts)
+        target = source.new_empty(self.size(), source.numel())
+        gather, after = self.state.communicator.all_gather, lambda: [unpack(row, parts) for row, parts in zip(target, outputs)]
+        return self._outs("all_gather", gather, source, target, options, after, outputs)  # type: ignore[arg-type]
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
+        return self._together([self._allgather_base(out, own) for out, own in zip(outputs, inputs)], outputs, opts)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        source, target, options = input.detach().contiguous(), output.detach().contiguous(), Options(opts)
+        op, scatter = options.op, self.state.communicator.reduce_scatter
+        call = lambda given, taken, **how: scatter(given, taken, op=op, **how)  # noqa: E731
+        return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(output, target), [output])
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> Work:
+        output, options = _one(outputs, "reduce_scatter"), Options(opts, op=op, timeout=timeout)
+        parts = _parts(inputs, "reduce_scatter", self.size())
+        source, target = pack(parts), output.detach().contiguous()
+        counts, op = [part.numel() for part in parts], options.op
+        scatter = self.state.communicator.reduce_scatter_v
+        call = lambda given, taken, **how: scatter(given, taken, counts, op=op, **how)  # noqa: E731
+        return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(output, target), [output])
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
+        each = Options(opts)
+        each.is_started = True
+        works = []
+        for out, own in zip(outputs, inputs):
+            source, target = own.detach().contiguous(), out.detach().contiguous()
+            scatter = self.state.communicator.reduce_scatter
+            call = lambda given, taken, **how: scatter(given, taken, op=each.op, **how)  # noqa: E731
+            after = lambda out=out, target=target: copy_back(out, target)  # noqa: E731
+            works.append(self._outs("reduce_scatter", call, source, target, each, after, [out]))
+        return self._together(works, outputs, opts)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
+        options = Options(opts, root=root, timeout=timeout)
+        source, root = _one(inputs, "gather").detach().contiguous(), options.root
+        given, gather = memory_of(source), self.state.communicator.gather
+        if self.rank() != root:
+            if outputs and outputs[0]:
+                raise linerate.InvalidArgument(f"gather: rank {self.rank()} is not the root, and has a list of outputs")
+            return self._run("gather", outputs, lambda **how: gather(given, None, root, **how), options)
+        parts = _parts(outputs, "gather", self.size())
+        target = source.new_empty(source.numel() * self.size())
+        taken = memory_of(target)
+        for part in parts:
+            if part.dtype != source.dtype or part.numel() != source.numel():
+                raise linerate.InvalidArgument(
+                    f"gather of {source.numel()} elements of {source.dtype} into {part.numel()} of {part.dtype}"
+                )
+        start = lambda **how: gather(given, taken, root, **how)  # noqa: E731
+        return self._run("gather", [list(parts)], start, options, lambda: unpack(target, parts))
+
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        options = Options(opts)
+        source, target, root = input.detach().contiguous(), output.detach().contiguous(), options.root
+        given, gather = memory_of(source), self.state.communicator.gather
+        taken = memory_of(target) if self.rank() == root else None
+        start = lambda **how: gather(given, taken, root, **how)  # noqa: E731
+        return self._run("gather", [output], start, options, lambda: copy_back(output, target))
+
+    gather_into_tensor = gather_single
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
+        options = Options(opts, root=root, timeout=timeout)
+        output, root = _one(outputs, "scatter"), options.root
+        target = output.detach().contiguous()
+        taken, given, scatter = memory_of(target), None, self.state.communicator.scatter
+        if self.rank() == root:
+            parts = _parts(inputs, "scatter", self.size())
+            for part in parts:
+                if part.numel() != output.numel():
+                    raise linerate.InvalidArgument(f"scatter of {part.numel()} elements into {output.numel()}")
+            given = memory_of(pack(parts))
+        start = lambda **how: scatter(taken, given, root, **how)  # noqa: E731
+        return self._run("scatter", [output], start, options, lambda: copy_back(output, target))
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int] = (),
+        input_splits: Sequence[int] = (),
+        opts: Any = None,
+    ) -> Work:
+        source, target, options = input.detach().contiguous(), output.detach().contiguous(), Options(opts)
+        sent, received = self._counts(source, input_splits), self._counts(target, output_splits)
+        exchange = self.state.communicator.all_to_all_v
+        call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
+        return self._outs("all_to_all", call, source, target, options, lambda: copy_back(output, target), [output])
+
+    all_to_all_single = alltoall_base
+
+    def _counts(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
+        """Elements per rank, of splits along the first dimension."""
+        rows = tensor.shape[0] if tensor.dim() > 0 else tensor.numel()
+        if not splits:
+            if rows % self.size() != 0:
+                raise linerate.InvalidArgument(f"all_to_all_single: {rows} rows are no multiple of {self.size()} ranks")
+            splits = [rows // self.size()] * self.size()
+        if sum(splits) != rows or len(splits) != self.size():
+            raise linerate.InvalidArgument(f"all_to_all_single: splits {list(splits)} of {rows} rows for {self.size()} ranks")
+        width = tensor.numel() // rows if rows else 0
+        return [split * width for split in splits]
+
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        source, options = pack(_parts(inputs, "all_to_all", self.size())), Options(opts)
+        parts = _parts(outputs, "all_to_all", self.size())
+        sent, received = ([part.numel() for part in each] for each in (inputs, parts))
+        target, exchange = source.new_empty(sum(received)), self.state.communicator.all_to_all_v
+        call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
+        return self._outs("all_to_all", call, source, target, options, lambda: unpack(target, parts), list(parts))
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        options = Options(opts, timeout=timeout)
+        return self._run("barrier", [], self.state.communicator.barrier, options)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose errors name the ranks that have not come, in the words of Gloo."""
+        limit = _seconds(timeout) or self.state.timeout
+        end, number = time.monotonic() + limit, next(self.state.barriers)
+        comm, millis = self.state.communicator, int(limit * 1000)
+        told = torch.tensor([number, 0])
+        if self.rank() != 0:
+            comm.send(memory_of(told), 0, _TAG_OF_ARRIVALS, async_op=True)
+            while True:
+                answer = torch.zeros(2, dtype=torch.int64)
+                receive = comm.recv(memory_of(answer), 0, _TAG_OF_ANSWERS, async_op=True)
+                # Rank 0 waits as long for each of the others, and its answer must not come too late.
+                if not receive.wait(max(end + 1.0 - time.monotonic(), 0.0)):
+                    receive.cancel_receive()
+                elif answer[0] < number:
+                    continue
+                elif answer[1] == 0:
+                    return
+                raise RuntimeError(
+                    f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting "
+                    "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+                )
+        arrived, missing = [], []
+        for rank in range(1, self.size()):
+            if self._has_arrived(rank, number, end):
+                arrived.append(rank)
+            else:
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        answer = torch.tensor([number, len(missing)])
+        for rank in arrived:
+            comm.send(memory_of(answer), rank, _TAG_OF_ANSWERS, async_op=True)
+        if missing:
+            ranks = ", ".join(map(str, missing))
+            raise RuntimeError(
+                f"[Rank 0]: Rank{'s' if len(missing) > 1 else ''} {ranks} failed to pass monitoredBarrier in {millis} ms"
+            )
+
+    def _has_arrived(self, rank: int, number: int, end: float) -> bool:
+        while True:
+            said = torch.zeros(2, dtype=torch.int64)
+            receive = self.state.communicator.recv(memory_of(said), rank, _TAG_OF_ARRIVALS, async_op=True)
+            try:
+                if not receive.wait(max(end - time.monotonic(), 0.0)):
+                    receive.cancel_receive()
+                    return False
+            except linerate.Error:
+                return False
+            # One of a barrier that has failed before is not this one.
+            if said[0] >= number:
+                return True
+
+    # Messages.
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+        memory, send = memory_of(_one(tensors, "send").detach().contiguous()), self.state.communicator.send
+        return self._run("send", tensors, lambda **how: send(memory, peer, tag, **how), Options())
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+        receive = self.state.communicator.recv
+        call = lambda memory, **how: receive(memory, peer, tag, **how)  # noqa: E731
+        return self._inout("recv", _one(tensors, "recv"), tensors, call, Options())
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        receive = self.state.communicator.recv
+        call = lambda memory, **how: receive(memory, None, tag, **how)  # noqa: E731
+        return self._inout("recv", _one(tensors, "recv"), tensors, call, Options())
+
+    # Several calls as one.
+
+    def _together(self, works: Sequence[Work], tensors: Sequence[Any], opts: Any = None) -> Work:
+        operations = [operation for work in works for operation in work._operations]
+        after = lambda: [work._finish() for work in works]  # noqa: E731
+        work = Work(operations, tensors, self.state.notifier, after, self.state.works)  # type: ignore[arg-type]
+        if not getattr(opts, "asyncOp", True):
+            work.wait()
+        return work
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self.state.coalesced = []
+
+    def _end_coalescing(self, device: Any = None) -> Work:
+        works, self.state.coalesced = self.state.coalesced or [], None
+        return self._together(works, [])
+
+    # Ends.
+
+    def shutdown(self) -> None:
+        self.state.close()
+
+    def abort(self) -> None:
+        self.state.communicator.abort("the process group was aborted")
+        self.state.close()
+
+
+def _describe(tensors: Sequence[Any]) -> str:
+    flat = [one for each in tensors for one in (each if isinstance(each, (list, tuple)) else [each])]
+    return f"{sum(one.numel() * one.element_size() for one in flat if isinstance(one, torch.Tensor))} B"
+

@@ -1,0 +1,90 @@
+"""Tensors in registered memory: collectives use them where they lie, and copy nothing."""
+
+# torch looks at the annotations of a hook, which must be objects: no `from __future__ import annotations`.
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import linerate
+import torch
+import torch.distributed as dist
+from linerate.torch.calls import Calls
+
+
+def _calls_of(group: Any) -> Calls:
+    group = dist.distributed_c10d._get_default_group() if group is None else group
+    if isinstance(group, Calls):
+        return group
+    backend = group._get_backend(torch.device("cpu")) if hasattr(group, "_get_backend") else None
+    if isinstance(backend, Calls):
+        return backend
+    raise linerate.InvalidArgument("the group is not one of linerate: give one that init_process_group('linerate') has made")
+
+
+def empty(*shape: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None) -> torch.Tensor:
+    """A tensor of zeros in registered memory of a group: collectives of the group do not copy it.
+
+    shape: its dimensions, as torch.empty() takes them. dtype: torch's default type if None. It stays valid after the
+    group was destroyed.
+    """
+    sizes = [*shape[0]] if len(shape) == 1 and not isinstance(shape[0], int) else [*shape]  # type: ignore[list-item]
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    count = math.prod(sizes)  # type: ignore[arg-type]
+    element = torch.empty(0, dtype=dtype).element_size()
+    buffer = _calls_of(group).state.communicator.alloc(count * element, "u8")
+    bytes_of: torch.Tensor = torch.from_dlpack(buffer)
+    return bytes_of.view(dtype).view(sizes) if count else torch.empty(sizes, dtype=dtype)  # type: ignore[arg-type]
+
+
+class _Buckets:
+    """The buckets of a DDP module in registered memory."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._size = _calls_of(group).size()
+        self._calls = _calls_of(group)
+        # By the address of a bucket: registered memory of its own, which the bucket uses where torch can swap it.
+        self._own: dict[int, torch.Tensor] = {}
+        self._can_swap = hasattr(torch._C.StorageBase, "_swap_data_ptr_")
+
+    def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        tensor: torch.Tensor = bucket.buffer()
+        if self._can_swap:
+            if tensor.data_ptr() not in self._own:
+                self._move(tensor)
+            return self._all_reduce(tensor).then(lambda done: tensor)
+        own = self._own.get(bucket.index())
+        if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
+            own = self._own[bucket.index()] = empty(tensor.shape, dtype=tensor.dtype, group=self._group)
+        own.copy_(tensor)
+        return self._all_reduce(own).then(lambda done: tensor.copy_(own))
+
+    def _move(self, tensor: torch.Tensor) -> None:
+        """Moves a bucket, and all views of it, to registered memory."""
+        storage: Any = tensor.untyped_storage()
+        own = empty(storage.nbytes(), dtype=torch.uint8, group=self._group)
+        own.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
+        storage._swap_data_ptr_(own.untyped_storage())
+        self._own[tensor.data_ptr()] = own
+
+    def _all_reduce(self, tensor: torch.Tensor) -> Any:
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        tensor.div_(self._size)
+        return self._calls.allreduce([tensor], options).get_future()
+
+
+_REGISTERED: weakref.WeakKeyDictionary[Any, _Buckets] = weakref.WeakKeyDictionary()
+
+
+def register(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+    """Puts the buckets of a DDP module into registered memory, so that its allreduces copy nothing.
+
+    It takes the place of the module's communication hook. Before torch 2.12 or so buckets cannot be moved, and are
+    copied to registered memory and back.
+    """
+    if ddp in _REGISTERED:
+        return
+    buckets = _REGISTERED[ddp] = _Buckets(ddp.process_group)
+    ddp.register_comm_hook(None, buckets.hook)
