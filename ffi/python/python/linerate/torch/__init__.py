@@ -6,13 +6,15 @@ linerate's are one family, so they may be waited for in any order.
 
 from __future__ import annotations
 
+from linerate.torch import hooks
 from linerate.torch.group import ProcessGroup, create
 from linerate.torch.registered import empty, register
 
-__all__ = ["ProcessGroup", "empty", "register"]
+__all__ = ["ProcessGroup", "empty", "hooks", "register"]
 
 
-def _register() -> None:
+def register_backend() -> None:
+    """Tells torch of the backend `linerate`; importing this module does so, too."""
     import inspect
 
     from torch.distributed import Backend
@@ -23,4 +25,4 @@ def _register() -> None:
     Backend.register_backend("linerate", create, extended_api=True, **named)
 
 
-_register()
+register_backend()

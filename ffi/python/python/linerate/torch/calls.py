@@ -11,7 +11,7 @@ from typing import Any
 
 import linerate
 import torch
-from linerate.torch.tensors import check, copy, copy_back, memory_of, operator_of, pack, unpack
+from linerate.torch.tensors import copy, copy_back, memory_of, operator_of, pack, unpack
 from linerate.torch.work import Notifier, Work
 
 WORKS_KEPT = 1024
@@ -74,19 +74,20 @@ class State:
             self.end()
 
 
+_IS_OPERATOR = (torch.distributed.ReduceOp, type(torch.distributed.ReduceOp.SUM))
+
+
 class Options:
     """The options of a call, in whatever form torch or a caller gives them."""
 
+    __slots__ = ("op", "root", "timeout", "is_started")
+
     def __init__(self, opts: Any = None, op: Any = None, root: int | None = None, timeout: timedelta | None = None) -> None:
         given = getattr(opts, "reduceOp", opts) if op is None else op
-        self.op = "sum" if given is None or not _is_operator(given) else operator_of(given)
+        self.op = operator_of(given) if isinstance(given, _IS_OPERATOR) else "sum"
         self.root = getattr(opts, "rootRank", 0) if root is None else root
         self.timeout = _seconds(getattr(opts, "timeout", None) if timeout is None else timeout)
         self.is_started = getattr(opts, "asyncOp", True)
-
-
-def _is_operator(given: Any) -> bool:
-    return isinstance(given, (torch.distributed.ReduceOp, type(torch.distributed.ReduceOp.SUM)))
 
 
 class Calls:
@@ -137,6 +138,7 @@ class Calls:
         state = self.state
         state.sequence += 1
         if _is_profiled():
+            # torch's profiler shows it by name, bytes and group.
             with torch.autograd.profiler.record_function(f"linerate:{name} {_describe(tensors)} {state.name}"):
                 operation = start(timeout=options.timeout, async_op=options.is_started)
         else:
@@ -157,9 +159,8 @@ class Calls:
         self, name: str, tensor: torch.Tensor, tensors: Sequence[Any], call: Callable[..., Any], options: Options
     ) -> Work:
         """A call in place, by a copy where the tensor has gaps."""
-        check(tensor)
+        memory = memory_of(tensor)
         if tensor.is_contiguous():
-            memory = memory_of(tensor)
             return self._run(name, tensors, lambda **how: call(memory, **how), options)
         packed = tensor.detach().contiguous()
         memory = memory_of(packed)

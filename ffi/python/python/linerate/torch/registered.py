@@ -12,7 +12,7 @@ import torch.distributed as dist
 from linerate.torch.calls import Calls
 
 
-def _calls_of(group: Any) -> Calls:
+def calls_of(group: Any) -> Calls:
     group = dist.distributed_c10d._get_default_group() if group is None else group
     if isinstance(group, Calls):
         return group
@@ -32,7 +32,7 @@ def empty(*shape: int | Sequence[int], dtype: torch.dtype | None = None, group: 
     dtype = torch.get_default_dtype() if dtype is None else dtype
     count = math.prod(sizes)  # type: ignore[arg-type]
     element = torch.empty(0, dtype=dtype).element_size()
-    buffer = _calls_of(group).state.communicator.alloc(count * element, "u8")
+    buffer = calls_of(group).state.communicator.alloc(count * element, "u8")
     bytes_of: torch.Tensor = torch.from_dlpack(buffer)
     return bytes_of.view(dtype).view(sizes) if count else torch.empty(sizes, dtype=dtype)  # type: ignore[arg-type]
 
@@ -42,8 +42,8 @@ class _Buckets:
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self._size = _calls_of(group).size()
-        self._calls = _calls_of(group)
+        self._size = calls_of(group).size()
+        self._calls = calls_of(group)
         # By the address of a bucket: registered memory of its own, which the bucket uses where torch can swap it.
         self._own: dict[int, torch.Tensor] = {}
         self._can_swap = hasattr(torch._C.StorageBase, "_swap_data_ptr_")

@@ -15,6 +15,8 @@ from torch._C._distributed_c10d import Work as BaseWork
 _NO_LIMIT = timedelta(0)
 # How long the thread of futures does not see that it is to end.
 _SLICE_SECONDS = 0.1
+# Held while the future of a Work is made.
+_FUTURES = threading.Lock()
 
 
 class Notifier:
@@ -95,7 +97,8 @@ class Work(BaseWork):  # type: ignore[misc]
         self._notifier = notifier
         self._after = after
         self._kept = kept
-        self._lock = threading.Lock()
+        # What two threads that wait must not do at once.
+        self._lock = None if after is None else threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without Python's part: that
         # is kept until it was waited for.
@@ -104,11 +107,13 @@ class Work(BaseWork):  # type: ignore[misc]
 
     def _finish(self) -> None:
         """Brings results to where the caller wants them, once."""
-        with self._lock:
-            after, self._after = self._after, None
-            if after is not None:
-                after()
-        self._let_go()
+        if self._lock is not None:
+            with self._lock:
+                after, self._after = self._after, None
+                if after is not None:
+                    after()
+        if self._kept is not None:
+            self._let_go()
 
     def _let_go(self) -> None:
         if self._kept is not None:
@@ -116,10 +121,10 @@ class Work(BaseWork):  # type: ignore[misc]
             self._kept = None
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        limit = timeout.total_seconds()
+        limit = None if timeout is _NO_LIMIT else timeout.total_seconds()
         for operation in self._operations:
             try:
-                has_ended = operation.wait(limit if limit > 0 else None)
+                has_ended = operation.wait(limit or None)
             except linerate.Error:
                 self._let_go()
                 raise
@@ -159,7 +164,7 @@ class Work(BaseWork):  # type: ignore[misc]
         return self.source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        with self._lock:
+        with _FUTURES:
             if self._future is not None:
                 return self._future
             future = self._future = torch.futures.Future()
