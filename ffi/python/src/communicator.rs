@@ -7,10 +7,13 @@ use crate::errors::{OrRaise, exception_of, invalid};
 use crate::exchange::PyExchange;
 use crate::memory::Memory;
 use crate::operation::Operation;
+use crate::partial::PartialAllreduce;
 use crate::queue::CompletionQueue;
+use crate::sparse::SparseAllreduce;
 use crate::waiting;
 use linerate::{Collective, Config, DataType};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -550,5 +553,30 @@ impl Communicator {
         }
         operation.get().wait_for(py, None)?;
         operation.getattr("source")
+    }
+
+    /// A PartialAllreduce of vectors of `count` elements of `dtype`, which has the options, too.
+    /// Collective.
+    #[pyo3(signature = (count, dtype="f32", **options))]
+    fn partial<'py>(
+        slf: Bound<'py, Self>,
+        count: u64,
+        dtype: &str,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = slf.py().get_type::<PartialAllreduce>();
+        kind.call((slf, count, dtype), options)
+    }
+
+    /// A SparseAllreduce of one tensor, if `tensors` is a number of elements, or of a list of
+    /// tensors: (name, count). SparseAllreduce has the options, too. Collective.
+    #[pyo3(signature = (tensors, **options))]
+    fn sparse<'py>(
+        slf: Bound<'py, Self>,
+        tensors: Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = slf.py().get_type::<SparseAllreduce>();
+        kind.call((slf, tensors), options)
     }
 }

@@ -13,8 +13,12 @@ mod errors;
 mod exchange;
 mod memory;
 mod operation;
+mod partial;
 mod queue;
+mod sparse;
+mod vectors;
 mod waiting;
+mod words;
 
 use pyo3::prelude::*;
 
@@ -27,7 +31,11 @@ mod _linerate {
     #[pymodule_export]
     use super::operation::Operation;
     #[pymodule_export]
+    use super::partial::{PartialAllreduce, RoundReport};
+    #[pymodule_export]
     use super::queue::CompletionQueue;
+    #[pymodule_export]
+    use super::sparse::{SparseAllreduce, SparseReport, SparseStep, Traffic};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

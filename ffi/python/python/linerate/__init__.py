@@ -11,7 +11,18 @@ such as 'f32', 'bf16' and 'i64'; times are seconds.
 """
 
 from linerate._linerate import VERSION as __version__
-from linerate._linerate import Buffer, Communicator, CompletionQueue, Operation
+from linerate._linerate import (
+    Buffer,
+    Communicator,
+    CompletionQueue,
+    Operation,
+    PartialAllreduce,
+    RoundReport,
+    SparseAllreduce,
+    SparseReport,
+    SparseStep,
+    Traffic,
+)
 from linerate.errors import (
     Aborted,
     Bootstrap,
@@ -51,10 +62,16 @@ __all__ = [
     "Mismatch",
     "NotFinite",
     "Operation",
+    "PartialAllreduce",
     "PeerFailed",
     "ReceiveCancelled",
+    "RoundReport",
+    "SparseAllreduce",
+    "SparseReport",
+    "SparseStep",
     "SystemCallFailed",
     "Timeout",
+    "Traffic",
     "Unavailable",
     "__version__",
 ]
