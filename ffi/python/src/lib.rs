@@ -11,10 +11,13 @@ mod communicator;
 mod dlpack;
 mod errors;
 mod exchange;
+mod fusion;
 mod memory;
 mod operation;
 mod partial;
+mod pure;
 mod queue;
+mod settings;
 mod sparse;
 mod vectors;
 mod waiting;
@@ -29,9 +32,13 @@ mod _linerate {
     #[pymodule_export]
     use super::communicator::Communicator;
     #[pymodule_export]
+    use super::fusion::{FlushReport, Fusion, StepReport};
+    #[pymodule_export]
     use super::operation::Operation;
     #[pymodule_export]
     use super::partial::{PartialAllreduce, RoundReport};
+    #[pymodule_export]
+    use super::pure::{Explanation, algorithms, cost, fusion_plan, schedule};
     #[pymodule_export]
     use super::queue::CompletionQueue;
     #[pymodule_export]

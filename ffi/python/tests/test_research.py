@@ -289,7 +289,72 @@ def not_finite(comm):
     assert "skipped" in repr(report) and skipping.steps == 0
 
 
+TENSORS = [("weight", 3000), ("nothing", 0), ("index", 40, "i64"), ("bias", 10), ("large", 9000)]
+NUMPY = {"f32": "f4", "i64": "i8"}
+
+
+def fused(comm):
+    """Sums of declared tensors, announced in any order, over all kinds of memory."""
+    kept = comm.alloc(9000)
+    plan = linerate.fusion_plan(TENSORS, bytes_max=20000)
+    assert plan == [[4], [0, 3], [2]], plan
+    for options in ({}, {"bytes_max": 20000, "age_max": 0}, {"plan": plan}, {"tensors_max": 1, "buffers_count": 1}):
+        fusion = comm.fusion(TENSORS, **options)
+        queue = comm.completion_queue()
+        assert [count for _, count, _ in fusion.tensors] == [3000, 0, 40, 10, 9000]
+        for step in range(4):
+            memory = [numpy.full(count, comm.rank + step, NUMPY[dtype]) for _, count, dtype in fusion.tensors]
+            memory[4] = numpy.asarray(kept)
+            memory[4][:] = comm.rank + step
+            if step == 0:
+                report = fusion.all_reduce(memory)
+            else:
+                order = list(range(len(TENSORS)))
+                for tensor in order if comm.rank % 2 else reversed(order):
+                    fusion.announce(tensor, kept if tensor == 4 else memory[tensor])
+                if step == 1:
+                    fusion.end_of_backward()
+                    fusion.notify(queue, 9)
+                    assert queue.wait() == [(9, None, None)]
+                report = fusion.wait()
+            total = sum(rank + step for rank in range(comm.ranks))
+            assert all((own == total).all() for own in memory), (options, step)
+            assert report.step == step and report.bytes == 12010 * 4 + 320
+            assert 0 <= report.begin <= report.backward_end <= report.done <= fusion.now()
+            assert 0 <= report.overlap <= 1 and report.communication >= 0 and report.exposed >= 0
+            assert "step" in repr(report) and "f32" in repr(report.flushes[0])
+            flushed = sorted(tensor for flush in report.flushes for tensor in flush.tensors)
+            assert flushed == [0, 2, 3, 4], report.flushes
+            if "plan" in options:
+                assert [list(flush.tensors) for flush in report.flushes] == plan and report.rounds_count == 0
+        fusion.close()
+        refuse(comm, "closed", fusion.wait)
+    comm.barrier()
+
+
+def forgotten(comm):
+    """A tensor that a rank does not announce is named, and the communicator goes on."""
+    fusion = comm.fusion([("weight", 4), ("bias", 2)])
+    fusion.announce(0, numpy.ones(4, "f4"))
+    if comm.rank == 0:
+        fusion.announce(1, numpy.ones(2, "f4"))
+    try:
+        fusion.wait()
+    except linerate.Error as error:
+        assert "bias" in str(error) and "rank 1" in str(error), error
+    else:
+        raise AssertionError("a tensor is missing")
+    del fusion
+    comm.barrier()
+
+
 class Ranks(unittest.TestCase):
+    def test_fused_tensors_are_reduced(self):
+        ranks.run(fused, 3)
+
+    def test_a_tensor_that_is_forgotten_is_named(self):
+        ranks.run(forgotten, 2)
+
     def test_partial_allreduces_deliver_every_gradient_once(self):
         ranks.run(conserve, 3)
 
@@ -370,6 +435,65 @@ class Alone(unittest.TestCase):
         self.refused("two tensors are named", sparse, [("a", 4), ("a", 4)])
         self.refused("tensor 1 is a list", sparse, [("a", 4), ["b", 4]])
         self.refused("tensor 0 is", sparse, [("a", -4)])
+
+    def test_options_of_fusion_are_refused_by_name(self):
+        fusion = self.comm.fusion
+        self.refused("bytes_max is 0", fusion, TENSORS, bytes_max=0)
+        self.refused("age_max is", fusion, TENSORS, age_max=3601)
+        self.refused("age_max is -1", fusion, TENSORS, age_max=-1)
+        self.refused("tensors_max is 0", fusion, TENSORS, tensors_max=0)
+        self.refused("buffers_count is 9", fusion, TENSORS, buffers_count=9)
+        self.refused("unknown operator", fusion, TENSORS, op="mean")
+        self.refused("bitand", fusion, TENSORS, op="bitand")
+        self.refused("flush 0 of the plan is empty", fusion, TENSORS, plan=[[]])
+        self.refused("in no flush", fusion, TENSORS, plan=[[0]])
+        self.refused("mixes", fusion, TENSORS, plan=[[0, 2], [3], [4]])
+        made = fusion([("weight", 4)])
+        self.refused("tensor 1 announced", made.announce, 1, numpy.zeros(4, "f4"))
+        self.refused("memory has 5 elements of f32", made.announce, 0, numpy.zeros(5, "f4"))
+        self.refused("read-only", made.announce, 0, b"1234")
+        self.refused("list of 2, and 1", made.all_reduce, [1, 2])
+        made.announce(0, numpy.zeros(4, "f4"))
+        self.refused("twice", made.announce, 0, numpy.zeros(4, "f4"))
+        self.assertEqual(len(made.wait().flushes), 1)
+
+    def test_schedules_times_and_plans_are_pure(self):
+        text = linerate.schedule("all_reduce", "ring", 3, 1)
+        self.assertTrue(text.startswith("ring, rank 1 of 3\n"), text)
+        self.assertEqual(text.count("send"), 4)
+        self.assertIn("in place", linerate.schedule("broadcast", "tree", 5, root=2, in_place=True))
+        self.assertIn("hierarchical", linerate.schedule("all_reduce", "hierarchical", 4, hosts=[0, 0, 1, 1]))
+        self.refused("no algorithm 'best': it has line", linerate.schedule, "all_reduce", "best", 3)
+        self.refused("unknown collective", linerate.schedule, "reduce_all", "ring", 3)
+        self.refused("rank 3", linerate.schedule, "all_reduce", "ring", 3, 3)
+        self.refused("1 hosts given for 3", linerate.schedule, "all_reduce", "ring", 3, hosts=[0])
+        self.refused("0 ranks", linerate.schedule, "all_reduce", "ring", 0)
+        times = linerate.cost("all_reduce", 1 << 26, ranks=16, hosts=range(16))
+        self.assertEqual(list(times.values()), sorted(times.values()))
+        self.assertIn("ring", times)
+        self.assertNotIn("direct", times)
+        # 100 Gbit/s: twice 15/16 of 256 MiB take 43 ms at least.
+        self.assertGreater(times["ring"], 0.04)
+        shared = linerate.cost("all_reduce", 1000, "bf16", ranks=4, cores=2, is_registered=True)
+        self.assertIn("direct", shared)
+        self.assertEqual(set(linerate.cost("barrier", 0, ranks=2)), set(linerate.algorithms("barrier")))
+        self.refused("cores is 0", linerate.cost, "all_reduce", 4, ranks=2, cores=0)
+        self.refused("ranks, which is 1 to", linerate.cost, "all_reduce", 4, ranks=1 << 31)
+        self.assertEqual(linerate.fusion_plan([("a", 4), ("b", 4), ("c", 4)], tensors_max=2), [[0, 1], [2]])
+        self.refused("bytes_max is 0", linerate.fusion_plan, TENSORS, bytes_max=0)
+
+    def test_a_choice_is_explained(self):
+        told = self.comm.explain("all_reduce", 1 << 20, op="avg")
+        self.assertIn(told.algorithm, told.candidates)
+        self.assertEqual(told.predicted, told.candidates[told.algorithm])
+        self.assertEqual(told.why, "the cheapest")
+        self.assertNotIn("direct", told.candidates)
+        named = self.comm.explain("all_reduce", 1 << 20, algorithm="ring", is_registered=True)
+        self.assertEqual((named.algorithm, named.path), ("ring", "messages"))
+        self.assertIn("named by the call", repr(named))
+        self.assertIn("direct", named.candidates)
+        self.assertGreater(named.chunk_bytes, 0)
+        self.refused("no algorithm", self.comm.explain, "all_reduce", 4, algorithm="best")
 
     def test_memory_that_does_not_fit_is_refused_by_name(self):
         partial, sparse = self.comm.partial(4), self.comm.sparse([("a", 4), ("b", 2)], k=1)
