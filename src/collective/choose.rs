@@ -3,8 +3,9 @@
 
 use super::table::algorithms;
 use super::{Algorithm, Request, Window};
-use crate::cost::{Caches, Finding, Model, Shape, Work};
-use crate::limits::LINE_PAYLOAD_BYTES;
+use crate::cost::{Caches, Finding, Model, Models, Shape, Work};
+use crate::error::Result;
+use crate::limits::{CHUNK_BYTES_DEFAULT, LINE_PAYLOAD_BYTES, WINDOW_BYTES_DEFAULT};
 use crate::pattern::hosts::Hosts;
 use crate::types::Collective;
 
@@ -120,6 +121,56 @@ pub fn candidates(
         })
     })
     .collect()
+}
+
+/// What the built-in prices predict for every algorithm that can run `bytes` bytes of `count`
+/// elements, cheapest first. Ranks of one host map each other's memory, and share `cores` cores;
+/// ranks of several hosts send messages over a fabric. The callers' buffers are `registered` on all
+/// ranks or on none. A communicator knows its own host better:
+/// [`CollectiveBuilder::explain`](crate::CollectiveBuilder::explain).
+///
+/// ```
+/// use linerate::Collective;
+/// use linerate::collective::{Request, predict};
+/// let request = Request {
+///     collective: Collective::AllReduce,
+///     rank: 0,
+///     ranks: 16,
+///     root: 0,
+///     in_place: true,
+///     premultiply: false,
+///     hosts: (0..16).collect(),
+/// };
+/// assert_eq!(predict(&request, 256 << 20, 1, false)?[0].algorithm.name, "rabenseifner");
+/// # Ok::<(), linerate::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Request::check`].
+pub fn predict(
+    request: &Request,
+    bytes: u64,
+    cores: u32,
+    registered: bool,
+) -> Result<Vec<Candidate>> {
+    request.check()?;
+    let models = Models::BUILT_IN;
+    let mapped = Hosts::new(&request.hosts).hosts() == 1;
+    let model = match mapped {
+        true => models.of(request.ranks, cores),
+        false => Model::FABRIC,
+    };
+    let available = Available {
+        mapped,
+        registered: registered && mapped,
+        window_bytes: WINDOW_BYTES_DEFAULT as u64,
+        chunk_bytes: CHUNK_BYTES_DEFAULT as u64,
+        cores,
+        caches: models.caches,
+    };
+    let mut all = candidates(request, bytes, &model, &available, available.registered);
+    all.sort_by(|a, b| a.predicted_ns.total_cmp(&b.predicted_ns));
+    Ok(all)
 }
 
 fn shape(request: &Request, available: &Available) -> Shape {

@@ -43,6 +43,7 @@ pub use crate::cost::formulas::Formula;
 pub use crate::cost::{Caches, Shape, Work};
 pub use crate::limits::LINE_PAYLOAD_BYTES;
 pub use algorithm::{Algorithm, Needs, Window};
+pub use choose::predict;
 pub(crate) use choose::{Available, Candidate, Choice, candidates, choose};
 pub(crate) use partial::build_activation;
 pub use request::Request;

@@ -8,7 +8,7 @@
 //! pass. (Unlike the published simulation, which tests the size after adding and so exceeds it.)
 
 use super::bits::Bits;
-use super::{FusionOptions, TensorSet};
+use super::{FusionOptions, TensorSet, TensorSpec};
 use crate::error::{Error, Result};
 use crate::types::DataType;
 
@@ -180,9 +180,33 @@ pub fn build_flushes(
     }
 }
 
+impl FusionOptions {
+    /// The flushes of a step in which all of these tensors are ready at once: for each the indices
+    /// of its tensors. [`Fusion::with_plan`](crate::Fusion::with_plan) takes such a plan.
+    ///
+    /// ```
+    /// use linerate::{DataType, FusionOptions, TensorSpec};
+    /// let options = FusionOptions { bytes_max: 4096, ..FusionOptions::default() };
+    /// let tensor = |count| TensorSpec { name: "a".into(), count, dtype: DataType::F32 };
+    /// let tensors = vec![tensor(1000), tensor(100), tensor(2000)];
+    /// assert_eq!(options.plan(tensors)?, [vec![2], vec![0], vec![1]]);
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: an option is out of range, or there are too many tensors.
+    pub fn plan(&self, tensors: Vec<TensorSpec>) -> Result<Vec<Vec<u32>>> {
+        self.check()?;
+        let set = TensorSet::new(tensors)?;
+        let order: Vec<u32> = (0..set.len() as u32).collect();
+        let mut list = FlushList::with_capacity(set.len());
+        build_flushes(&set, self, &order, |_| true, true, &mut list);
+        Ok(list.iter().map(|f| list.tensors_of(f).to_vec()).collect())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::TensorSpec;
     use super::*;
 
     const MIB: u64 = 1 << 20;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::dlpack;
+use crate::errors::{OrRaise, invalid};
 use linerate::DataType;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -33,6 +34,27 @@ impl Buffer {
             memory,
             dtype,
         })
+    }
+
+    /// Registered memory of `count` zeros of a type.
+    pub fn alloc(
+        py: Python<'_>,
+        communicator: &linerate::Communicator,
+        count: usize,
+        dtype: &str,
+    ) -> PyResult<Buffer> {
+        let dtype = dtype.parse::<DataType>().or_raise(py)?;
+        let bytes = count.checked_mul(dtype.size_bytes());
+        let bytes = bytes
+            .filter(|&bytes| bytes <= isize::MAX as usize)
+            .ok_or_else(|| {
+                invalid(
+                    py,
+                    format!("{count} elements of {dtype} do not fit an address space"),
+                )
+            })?;
+        let memory = py.detach(|| communicator.alloc::<u8>(bytes)).or_raise(py)?;
+        Buffer::new(memory, dtype).or_raise(py)
     }
 
     pub fn address(&self) -> usize {

@@ -5,29 +5,24 @@ use crate::buffer::Buffer;
 use crate::collectives::{Arguments, Options};
 use crate::errors::{OrRaise, exception_of, invalid};
 use crate::exchange::PyExchange;
+use crate::fusion::Fusion;
 use crate::memory::Memory;
 use crate::operation::Operation;
+use crate::partial::PartialAllreduce;
+use crate::pure::{self, Explanation};
 use crate::queue::CompletionQueue;
+use crate::settings::{Settings, config_of};
+use crate::sparse::SparseAllreduce;
 use crate::waiting;
-use linerate::{Collective, Config, DataType};
+use linerate::Collective;
 use pyo3::prelude::*;
-use std::collections::BTreeMap;
+use pyo3::types::PyDict;
 use std::sync::{Mutex, PoisonError};
 
 /// A group of ranks of which each calls the same operations in the same order.
 #[pyclass(frozen, module = "linerate")]
 pub struct Communicator {
     inner: Mutex<Option<linerate::Communicator>>,
-}
-
-type Settings = Option<BTreeMap<String, Option<String>>>;
-
-/// The settings of the environment with these changes.
-fn config_of(py: Python<'_>, settings: Settings) -> PyResult<Config> {
-    let settings = settings.unwrap_or_default();
-    let changes = settings.iter();
-    Config::from_settings(changes.map(|(name, value)| (name.as_str(), value.as_deref())))
-        .or_raise(py)
 }
 
 impl Communicator {
@@ -246,19 +241,7 @@ impl Communicator {
     /// Registered memory of `count` zeros of a type such as 'f32'. Not collective.
     #[pyo3(signature = (count, dtype="f32"))]
     fn alloc(&self, py: Python<'_>, count: usize, dtype: &str) -> PyResult<Buffer> {
-        let dtype = dtype.parse::<DataType>().or_raise(py)?;
-        let bytes = count.checked_mul(dtype.size_bytes());
-        let bytes = bytes
-            .filter(|&bytes| bytes <= isize::MAX as usize)
-            .ok_or_else(|| {
-                invalid(
-                    py,
-                    format!("{count} elements of {dtype} do not fit an address space"),
-                )
-            })?;
-        let inner = self.get(py)?;
-        let memory = py.detach(|| inner.alloc::<u8>(bytes)).or_raise(py)?;
-        Buffer::new(memory, dtype).or_raise(py)
+        Buffer::alloc(py, &self.get(py)?, count, dtype)
     }
 
     /// Registers memory that the caller owns, so that operations use it where it lies. It stays
@@ -550,5 +533,61 @@ impl Communicator {
         }
         operation.get().wait_for(py, None)?;
         operation.getattr("source")
+    }
+
+    /// A PartialAllreduce of vectors of `count` elements of `dtype`, which has the options, too.
+    /// Collective.
+    #[pyo3(signature = (count, dtype="f32", **options))]
+    fn partial<'py>(
+        slf: Bound<'py, Self>,
+        count: u64,
+        dtype: &str,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = slf.py().get_type::<PartialAllreduce>();
+        kind.call((slf, count, dtype), options)
+    }
+
+    /// A SparseAllreduce of one tensor, if `tensors` is a number of elements, or of a list of
+    /// tensors: (name, count). SparseAllreduce has the options, too. Collective.
+    #[pyo3(signature = (tensors, **options))]
+    fn sparse<'py>(
+        slf: Bound<'py, Self>,
+        tensors: Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = slf.py().get_type::<SparseAllreduce>();
+        kind.call((slf, tensors), options)
+    }
+
+    /// A Fusion buffer of a list of tensors: (name, count) or (name, count, type). Fusion has the
+    /// options, too. Collective.
+    #[pyo3(signature = (tensors, **options))]
+    fn fusion<'py>(
+        slf: Bound<'py, Self>,
+        tensors: Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = slf.py().get_type::<Fusion>();
+        kind.call((slf, tensors), options)
+    }
+
+    /// What a collective such as 'all_reduce' of `count` elements of `dtype` would run here, and
+    /// why. With is_registered the memory is of alloc() on all ranks. Starts nothing.
+    #[pyo3(signature = (collective, count, dtype="f32", *, op="sum", root=0, algorithm=None, is_registered=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn explain(
+        &self,
+        py: Python<'_>,
+        collective: &str,
+        count: u64,
+        dtype: &str,
+        op: &str,
+        root: u32,
+        algorithm: Option<&str>,
+        is_registered: bool,
+    ) -> PyResult<Explanation> {
+        let (call, more) = ((collective, count, dtype), (op, root, algorithm));
+        pure::explain(py, &self.get(py)?, call, more, is_registered)
     }
 }

@@ -11,10 +11,17 @@ mod communicator;
 mod dlpack;
 mod errors;
 mod exchange;
+mod fusion;
 mod memory;
 mod operation;
+mod partial;
+mod pure;
 mod queue;
+mod settings;
+mod sparse;
+mod vectors;
 mod waiting;
+mod words;
 
 use pyo3::prelude::*;
 
@@ -25,9 +32,17 @@ mod _linerate {
     #[pymodule_export]
     use super::communicator::Communicator;
     #[pymodule_export]
+    use super::fusion::{FlushReport, Fusion, StepReport};
+    #[pymodule_export]
     use super::operation::Operation;
     #[pymodule_export]
+    use super::partial::{PartialAllreduce, RoundReport};
+    #[pymodule_export]
+    use super::pure::{Explanation, algorithms, cost, fusion_plan, schedule};
+    #[pymodule_export]
     use super::queue::CompletionQueue;
+    #[pymodule_export]
+    use super::sparse::{SparseAllreduce, SparseReport, SparseStep, Traffic};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

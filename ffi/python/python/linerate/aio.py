@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import weakref
 
-from linerate._linerate import Communicator, CompletionQueue, Operation
+from linerate._linerate import Communicator, CompletionQueue, Operation, SparseStep
 
 
 class _Told:
@@ -19,7 +19,7 @@ class _Told:
         self.numbers = itertools.count()
         self.waiting: dict[int, asyncio.Future[None]] = {}
 
-    def add(self, operation: Operation) -> asyncio.Future[None]:
+    def add(self, operation: Operation | SparseStep) -> asyncio.Future[None]:
         number = next(self.numbers)
         future = self.loop.create_future()
         operation.notify(self.queue, number)
@@ -42,8 +42,8 @@ _QUEUES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, tuple[Co
 )
 
 
-async def wait(operation: Operation) -> bool:
-    """Waits for the end of an operation while the event loop goes on, and raises its error."""
+async def wait(operation: Operation | SparseStep) -> bool:
+    """Waits for the end of an operation or step while the event loop goes on, and raises its error."""
     if operation.done():
         return True
     loop = asyncio.get_running_loop()
