@@ -11,8 +11,8 @@ use pyo3::types::PyCapsule;
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 
-/// Registered memory of one type, made by Communicator.alloc(): operations use it where it lies.
-/// numpy.asarray(buffer) and torch.from_dlpack(buffer) see the same memory, and keep it alive.
+/// Memory of one type in one dimension, such as that of Communicator.alloc(), which operations use
+/// where it lies. numpy.asarray(buffer) and torch.from_dlpack(buffer) see it, and keep it alive.
 #[pyclass(frozen, module = "linerate")]
 pub struct Buffer {
     memory: linerate::Buffer<u8>,
@@ -99,18 +99,19 @@ impl Buffer {
         self.dtype.name()
     }
 
-    /// Where it lies.
+    /// The address of its first element.
     #[getter(address)]
     fn address_number(&self) -> usize {
         self.address
     }
 
-    /// How many bytes it has.
+    /// The number of its bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.memory.len()
     }
 
+    /// The number of its elements.
     fn __len__(&self) -> usize {
         self.shape[0] as usize
     }

@@ -1,9 +1,12 @@
-//! Communicators: made, asked and ended. Their collectives are in `collectives.rs`.
+//! Communicators: made, asked and ended. Their collectives are in `collectives.rs`, what each holds
+//! in `communicator/state.rs`.
 #![allow(unsafe_code)]
+
+mod state;
 
 use crate::buffer::Buffer;
 use crate::collectives::{Arguments, Options};
-use crate::errors::{OrRaise, exception_of, invalid};
+use crate::errors::{OrRaise, exception_of};
 use crate::exchange::PyExchange;
 use crate::fusion::Fusion;
 use crate::memory::Memory;
@@ -17,34 +20,18 @@ use crate::waiting;
 use linerate::Collective;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// A group of ranks of which each calls the same operations in the same order.
+///
+/// Memory is anything with the buffer protocol or `__dlpack__`, a Buffer, or a tuple (address,
+/// count, type). A call takes all of its elements, in any shape without gaps. Collectives take
+/// `algorithm`, the name of one of algorithms() (None: the cost model chooses), `timeout`, the
+/// seconds without progress after which the communicator fails (None: that of set_timeout()), and
+/// `async_op`: True returns an Operation at once, False waits and returns None.
 #[pyclass(frozen, module = "linerate")]
 pub struct Communicator {
     inner: Mutex<Option<linerate::Communicator>>,
-}
-
-impl Communicator {
-    fn new(inner: linerate::Communicator) -> Communicator {
-        Communicator {
-            inner: Mutex::new(Some(inner)),
-        }
-    }
-
-    /// The communicator of the library.
-    pub fn get(&self, py: Python<'_>) -> PyResult<linerate::Communicator> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        (inner.clone())
-            .ok_or_else(|| invalid(py, "this communicator was closed: do not use it any more"))
-    }
-
-    fn take(&self) -> Option<linerate::Communicator> {
-        self.inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-    }
 }
 
 #[pymethods]
@@ -98,13 +85,13 @@ impl Communicator {
         Ok(Communicator::new(waiting::run(py, join)?))
     }
 
-    /// The rank of this process.
+    /// The rank of this process, from 0 on.
     #[getter]
     fn rank(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.get(py)?.rank())
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[getter]
     fn ranks(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.get(py)?.ranks())
@@ -116,7 +103,8 @@ impl Communicator {
         Ok(self.get(py)?.transport())
     }
 
-    /// Sets how many seconds an operation may make no progress before the communicator fails.
+    /// Sets the number of seconds that an operation may make no progress before the communicator
+    /// fails.
     fn set_timeout(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = waiting::seconds(py, "timeout", Some(timeout))?;
         self.get(py)?
@@ -168,7 +156,7 @@ impl Communicator {
         })?))
     }
 
-    /// Fails the communicator on all ranks, with this reason.
+    /// Fails the communicator on all ranks: their operations raise Aborted with this reason.
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let inner = self.get(py)?;
         py.detach(|| inner.abort(reason));
@@ -200,10 +188,12 @@ impl Communicator {
         py.detach(|| drop(inner));
     }
 
+    /// Itself.
     fn __enter__(slf: Py<Self>) -> Py<Self> {
         slf
     }
 
+    /// Ends it as finalize() does, or after an exception as close() does.
     #[pyo3(signature = (kind, _value, _traceback))]
     fn __exit__(
         &self,
@@ -212,33 +202,21 @@ impl Communicator {
         _value: Option<Bound<'_, PyAny>>,
         _traceback: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let is_open = self
-            .inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some();
         match kind {
             // Others are not waited for that may never come.
             Some(_) => self.close(py),
-            None if is_open => self.finalize(py)?,
+            None if self.is_open() => self.finalize(py)?,
             None => {}
         }
         Ok(())
     }
 
     fn __repr__(&self) -> String {
-        match &*self.inner.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(inner) => format!(
-                "linerate.Communicator(rank {} of {} over {})",
-                inner.rank(),
-                inner.ranks(),
-                inner.transport()
-            ),
-            None => "linerate.Communicator(closed)".into(),
-        }
+        self.description()
     }
 
-    /// Registered memory of `count` zeros of a type such as 'f32'. Not collective.
+    /// Registered memory of `count` elements of a type such as 'f32', all 0. Operations use it
+    /// where it lies. Not collective.
     #[pyo3(signature = (count, dtype="f32"))]
     fn alloc(&self, py: Python<'_>, count: usize, dtype: &str) -> PyResult<Buffer> {
         Buffer::alloc(py, &self.get(py)?, count, dtype)
@@ -271,7 +249,9 @@ impl Communicator {
         ))
     }
 
-    /// The reduction of all ranks' `input`, on every rank: in `output`, or in place.
+    /// The reduction of all ranks' `input`, on every rank: in `output`, or in place. Both have n
+    /// elements of one type, equal on all ranks. `op` is 'sum', 'avg', 'min', 'max', 'prod',
+    /// 'premulsum:FACTOR', 'bitand', 'bitor' or 'bitxor'.
     #[pyo3(signature = (input, output=None, *, op="sum", algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn all_reduce(
@@ -289,7 +269,7 @@ impl Communicator {
         options.run(&slf, call)
     }
 
-    /// The root's elements, on all ranks.
+    /// The root's elements, on all ranks: `data` has n elements, equal on all ranks.
     #[pyo3(signature = (data, root=0, *, algorithm=None, timeout=None, async_op=false))]
     fn broadcast(
         slf: Bound<'_, Self>,
@@ -306,7 +286,8 @@ impl Communicator {
         )
     }
 
-    /// The reduction of all ranks' `input`, on the root: in `output`, or in place.
+    /// The reduction of all ranks' `input`, on the root: in `output`, or in place. Both have n
+    /// elements. Operators are those of all_reduce().
     #[pyo3(signature = (input, root=0, output=None, *, op="sum", algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn reduce(
@@ -325,7 +306,8 @@ impl Communicator {
         options.with_root(root).run(&slf, call)
     }
 
-    /// Block r of every `output` is rank r's `input`.
+    /// Block r of every `output` is rank r's `input`. An input has n elements, and an output has n
+    /// for each rank, in the order of ranks.
     #[pyo3(signature = (input, output, *, algorithm=None, timeout=None, async_op=false))]
     fn all_gather(
         slf: Bound<'_, Self>,
@@ -342,7 +324,8 @@ impl Communicator {
         options.run(&slf, call)
     }
 
-    /// Rank r's `output` is the reduction of block r of all `input`s.
+    /// Rank r's `output` is the reduction of block r of all `input`s. An output has n elements, and
+    /// an input has n for each rank. Operators are those of all_reduce().
     #[pyo3(signature = (input, output, *, op="sum", algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn reduce_scatter(
@@ -362,7 +345,8 @@ impl Communicator {
         options.run(&slf, call)
     }
 
-    /// Block r of the root's `output` is rank r's `input`.
+    /// Block r of the root's `output` is rank r's `input`. An input has n elements, and the output
+    /// has n for each rank; other ranks need none.
     #[pyo3(signature = (input, output=None, root=0, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn gather(
@@ -381,7 +365,8 @@ impl Communicator {
         options.run(&slf, call)
     }
 
-    /// Rank r's `output` is block r of the root's `input`.
+    /// Rank r's `output` is block r of the root's `input`. An output has n elements, and the input
+    /// has n for each rank; other ranks need none.
     #[pyo3(signature = (output, input=None, root=0, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn scatter(
@@ -400,7 +385,8 @@ impl Communicator {
         options.run(&slf, call)
     }
 
-    /// Block r of `input` goes to rank r, and comes from it to block r of `output`.
+    /// Block r of `input` goes to rank r, and comes from it to block r of `output`. Both have n
+    /// elements for each rank.
     #[pyo3(signature = (input, output, *, algorithm=None, timeout=None, async_op=false))]
     fn all_to_all(
         slf: Bound<'_, Self>,
@@ -417,7 +403,8 @@ impl Communicator {
         options.run(&slf, call)
     }
 
-    /// As all_gather(), with a number of elements per rank, equal on all ranks.
+    /// As all_gather(), with a number of elements for each rank, `counts`, equal on all ranks: rank
+    /// r's `input` has counts[r] elements, and every `output` has the sum of all.
     #[pyo3(signature = (input, output, counts, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn all_gather_v(
@@ -436,7 +423,8 @@ impl Communicator {
         options.with_counts(Vec::new(), counts).run(&slf, call)
     }
 
-    /// As reduce_scatter(), with a number of elements per rank, equal on all ranks.
+    /// As reduce_scatter(), with a number of elements for each rank, `counts`, equal on all ranks:
+    /// rank r's `output` has counts[r] elements, and every `input` has the sum of all.
     #[pyo3(signature = (input, output, counts, *, op="sum", algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn reduce_scatter_v(
@@ -457,7 +445,9 @@ impl Communicator {
         options.with_counts(Vec::new(), counts).run(&slf, call)
     }
 
-    /// As all_to_all(), with a number of elements per pair. Never in place.
+    /// As all_to_all(), with a number of elements for each pair: `input` has send_counts[r]
+    /// elements for rank r, and `output` has receive_counts[r] from it, in the order of ranks.
+    /// Never in place.
     #[pyo3(signature = (input, send_counts, output, receive_counts, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn all_to_all_v(
@@ -479,7 +469,7 @@ impl Communicator {
             .run(&slf, call)
     }
 
-    /// Returns when all ranks have called it.
+    /// Returns when all ranks have called it; an Operation has ended then.
     #[pyo3(signature = (*, timeout=None, async_op=false))]
     fn barrier(
         slf: Bound<'_, Self>,
@@ -490,7 +480,8 @@ impl Communicator {
         options.run(&slf, Arguments::new(Collective::Barrier))
     }
 
-    /// Sends `data` to a rank, with a tag that the receive names too.
+    /// Sends the elements of `data` to the rank `peer`, with a tag of 32 bits that the receive
+    /// names, too. It may end before the message is received; `data` may be changed then.
     #[pyo3(signature = (data, peer, tag=0, *, timeout=None, async_op=false))]
     fn send(
         slf: Bound<'_, Self>,
@@ -509,8 +500,9 @@ impl Communicator {
         )
     }
 
-    /// Receives into `data` from a rank, or from any if `peer` is None. Returns the rank that has
-    /// sent; with async_op the operation, whose `source` it is.
+    /// Receives into `data`, which is as long as what is sent, from the rank `peer`, or from any if
+    /// that is None. Returns the rank that has sent; with async_op the Operation, whose `source` it
+    /// is.
     #[pyo3(signature = (data, peer=None, tag=0, *, timeout=None, async_op=false))]
     fn recv<'py>(
         slf: Bound<'py, Self>,

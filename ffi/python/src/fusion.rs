@@ -119,8 +119,9 @@ impl Fusion {
         Ok(())
     }
 
-    /// Says that this rank announces no more tensors in this step, so that what is ready is reduced
-    /// without waiting for more. wait() does it, too: call this if the thread does other work before.
+    /// Says that this rank announces no more tensors in this step, so that what is ready is
+    /// reduced without waiting for more. wait() does it, too: call this if the thread does other
+    /// work before.
     fn end_of_backward(&self, py: Python<'_>) -> PyResult<()> {
         let fusion = self.get(py)?;
         py.detach(|| fusion.end_of_backward()).or_raise(py)

@@ -114,7 +114,7 @@ impl Operation {
         error.map(|error| exception_of(py, &error)).transpose()
     }
 
-    /// Cancels it, and fails the communicator on all ranks.
+    /// Cancels it, and fails the communicator on all ranks. Nothing happens if it has ended.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let cancelled = State::Ended(Err(Error::invalid("this operation was cancelled here")));
         let before = std::mem::replace(&mut *self.lock(), cancelled);
@@ -152,7 +152,7 @@ impl Operation {
         self.communicator.bind(py).clone()
     }
 
-    /// Has a queue told, once, with the number `user`, when it has ended.
+    /// Has a queue told, once, with the number `user` (0 to 2^64 - 1), when it has ended.
     fn notify(&self, py: Python<'_>, queue: &CompletionQueue, user: u64) -> PyResult<()> {
         let queue = queue.get(py)?;
         match &mut *self.lock() {

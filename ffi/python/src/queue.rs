@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What is told of an operation: its number, its error or None, and the source of a receive.
 type Told<'py> = (u64, Option<Bound<'py, PyAny>>, Option<u32>);
 
-/// Many operations of the communicators of a family are waited for at once.
+/// Many operations are waited for at once: those of the communicator that made the queue and of
+/// all that were made from it or from which it was made.
 #[pyclass(frozen, module = "linerate")]
 pub struct CompletionQueue {
     queue: Mutex<Option<Arc<linerate::CompletionQueue>>>,
@@ -58,7 +59,7 @@ impl CompletionQueue {
         Ok(queue.descriptor().or_raise(py)?.as_raw_fd())
     }
 
-    /// How many operations of the queue have not ended.
+    /// The number of operations of the queue that have not ended.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.get(py)?.running_count())
     }
