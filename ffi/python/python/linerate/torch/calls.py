@@ -273,8 +273,13 @@ class Calls:
             raise linerate.InvalidArgument(f"all_gather_coalesced takes a list for each of {self.size()} ranks, and got {len(outputs)}")
         source, options = pack(inputs), Options(opts)
         target = source.new_empty(self.size(), source.numel())
-        gather, after = self.state.communicator.all_gather, lambda: [unpack(row, parts) for row, parts in zip(target, outputs)]
-        return self._outs("all_gather", gather, source, target, options, after, outputs)  # type: ignore[arg-type]
+        gather = self.state.communicator.all_gather
+
+        def after() -> None:
+            for row, parts in zip(target, outputs):
+                unpack(row, parts)
+
+        return self._outs("all_gather", gather, source, target, options, after, outputs)
 
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -474,8 +479,12 @@ class Calls:
 
     def _together(self, works: Sequence[Work], tensors: Sequence[Any], opts: Any = None) -> Work:
         operations = [operation for work in works for operation in work._operations]
-        after = lambda: [work._finish() for work in works]  # noqa: E731
-        work = Work(operations, tensors, self.state.notifier, after, self.state.works)  # type: ignore[arg-type]
+
+        def after() -> None:
+            for work in works:
+                work._finish()
+
+        work = Work(operations, tensors, self.state.notifier, after, self.state.works)
         if not getattr(opts, "asyncOp", True):
             work.wait()
         return work

@@ -20,8 +20,6 @@ from linerate.torch.registered import calls_of
 from linerate.torch.tensors import memory_of
 from torch.nn.parallel import DistributedDataParallel
 
-_Future = torch.futures.Future[torch.Tensor]
-
 
 class Hook:
     """What all hooks have."""
@@ -105,7 +103,8 @@ class _Compressed(Hook):
             self._kept[name] = gradient.detach().clone()
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
-        return self._calls.allreduce([short], options).get_future().then(lambda done: buffer.copy_(short))  # type: ignore[no-any-return]
+        future: Any = self._calls.allreduce([short], options).get_future()
+        return future.then(lambda done: buffer.copy_(short))
 
     def finish(self) -> bool:
         results = {}
@@ -284,7 +283,7 @@ def _tensor_of(count: int, dtype: str) -> torch.Tensor:
     return torch.zeros(count, dtype=known[dtype])
 
 
-def _done(buffer: torch.Tensor) -> _Future:
-    future: _Future = torch.futures.Future()
+def _done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(buffer)
     return future

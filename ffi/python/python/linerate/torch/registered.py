@@ -28,13 +28,13 @@ def empty(*shape: int | Sequence[int], dtype: torch.dtype | None = None, group: 
     shape: its dimensions, as torch.empty() takes them. dtype: torch's default type if None. It stays valid after the
     group was destroyed.
     """
-    sizes = [*shape[0]] if len(shape) == 1 and not isinstance(shape[0], int) else [*shape]  # type: ignore[list-item]
+    sizes: list[Any] = [*shape[0]] if len(shape) == 1 and not isinstance(shape[0], int) else [*shape]
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    count = math.prod(sizes)  # type: ignore[arg-type]
+    count = math.prod(sizes)
     element = torch.empty(0, dtype=dtype).element_size()
     buffer = calls_of(group).state.communicator.alloc(count * element, "u8")
     bytes_of: torch.Tensor = torch.from_dlpack(buffer)
-    return bytes_of.view(dtype).view(sizes) if count else torch.empty(sizes, dtype=dtype)  # type: ignore[arg-type]
+    return bytes_of.view(dtype).view(sizes) if count else torch.empty(sizes, dtype=dtype)
 
 
 class _Buckets:
