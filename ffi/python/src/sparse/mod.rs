@@ -402,8 +402,10 @@ impl SparseAllreduce {
     /// Ends it on this rank: its residuals are gone. A step under way goes on by itself. Nothing
     /// happens if it was closed before.
     fn close(&self, py: Python<'_>) {
-        let steps = self.lock().take();
-        py.detach(|| steps.map(Steps::leave));
+        py.detach(|| {
+            let steps = self.lock().take();
+            steps.map(Steps::leave)
+        });
     }
 
     fn __repr__(&self) -> String {
