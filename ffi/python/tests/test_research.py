@@ -405,7 +405,8 @@ class Ranks(unittest.TestCase):
         ranks.run(fork, 2)
 
     def test_fused_tensors_are_reduced(self):
-        ranks.run(fused, 3)
+        for transport in ("shm", "tcp"):
+            ranks.run(fused, 3, settings={"LINERATE_TRANSPORT": transport})
 
     def test_a_tensor_that_is_forgotten_is_named(self):
         ranks.run(forgotten, 2)
@@ -433,7 +434,8 @@ class Ranks(unittest.TestCase):
         ranks.run(conserve_sparse, 3)
 
     def test_steps_that_are_started(self):
-        ranks.run(hook, 2)
+        for transport in ("shm", "tcp"):
+            ranks.run(hook, 2, settings={"LINERATE_TRANSPORT": transport})
 
     def test_residuals_are_saved_and_loaded(self):
         ranks.run(resume, 2)
@@ -537,17 +539,19 @@ class Alone(unittest.TestCase):
         self.refused("bytes_max is 0", linerate.fusion_plan, TENSORS, bytes_max=0)
 
     def test_a_choice_is_explained(self):
-        told = self.comm.explain("all_reduce", 1 << 20, op="avg")
+        comm = ranks.alone({"LINERATE_TRANSPORT": "shm"})
+        self.addCleanup(comm.close)
+        told = comm.explain("all_reduce", 1 << 20, op="avg")
         self.assertIn(told.algorithm, told.candidates)
         self.assertEqual(told.predicted, told.candidates[told.algorithm])
         self.assertEqual(told.why, "the cheapest")
         self.assertNotIn("direct", told.candidates)
-        named = self.comm.explain("all_reduce", 1 << 20, algorithm="ring", is_registered=True)
+        named = comm.explain("all_reduce", 1 << 20, algorithm="ring", is_registered=True)
         self.assertEqual((named.algorithm, named.path), ("ring", "messages"))
         self.assertIn("named by the call", repr(named))
         self.assertIn("direct", named.candidates)
         self.assertGreater(named.chunk_bytes, 0)
-        self.refused("no algorithm", self.comm.explain, "all_reduce", 4, algorithm="best")
+        self.refused("no algorithm", comm.explain, "all_reduce", 4, algorithm="best")
 
     def test_memory_that_does_not_fit_is_refused_by_name(self):
         partial, sparse = self.comm.partial(4), self.comm.sparse([("a", 4), ("b", 2)], k=1)
