@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// others are still computed. A thread of its own agrees with the other ranks, packs and reduces.
 ///
 /// Fusion(communicator, tensors) makes one for a list of tensors: (name, count) of f32, or (name,
-/// count, type). Collective: all ranks give equal arguments. It works on a duplicate, so operations
+/// count, type). The counts are elements. Collective: all ranks give equal arguments. It works on a duplicate, so operations
 /// of the communicator may run at any time.
 ///
 /// bytes_max: bytes of one flush, 1 to 2^40. A flush happens as soon as this much of one type is

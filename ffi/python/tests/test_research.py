@@ -474,6 +474,10 @@ class Alone(unittest.TestCase):
         self.refused("0 elements", partial, 0)
         with self.assertRaisesRegex(TypeError, "polici"):
             partial(4, polici="solo")
+        with self.assertRaises(OverflowError):
+            sparse(-4)
+        with self.assertRaises(TypeError):
+            sparse(4.5)
         self.refused("unknown sparse algorithm", sparse, 4, algorithm="best")
         self.refused("give one of them", sparse, 4, density=0.5, k=1)
         self.refused("density of 1.5", sparse, 4, density=1.5)
