@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// others are still computed. A thread of its own agrees with the other ranks, packs and reduces.
 ///
 /// Fusion(communicator, tensors) makes one for a list of tensors: (name, count) of f32, or (name,
-/// count, type). Collective: all ranks give equal arguments. It works on a duplicate, so operations
-/// of the communicator may run at any time.
+/// count, type). Counts are elements. Collective: all ranks give equal arguments. It works on a
+/// duplicate, so operations of the communicator may run at any time.
 ///
 /// bytes_max: bytes of one flush, 1 to 2^40. A flush happens as soon as this much of one type is
 /// ready on all ranks. A larger tensor goes alone and is reduced where it lies.

@@ -3,7 +3,7 @@
 use crate::errors::{OrRaise, invalid};
 use linerate::{DataType, TensorSpec};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyInt, PyTuple};
 
 /// The value of an option that is one of these texts.
 pub fn one_of<T: Clone>(py: Python<'_>, name: &str, text: &str, all: &[(&str, T)]) -> PyResult<T> {
@@ -26,10 +26,14 @@ pub fn text_of<T: PartialEq>(value: &T, all: &[(&'static str, T)]) -> &'static s
 /// A number of elements, or a list of tensors: (name, count) or (name, count, type).
 pub fn tensors_of(tensors: &Bound<'_, PyAny>) -> PyResult<Vec<TensorSpec>> {
     let py = tensors.py();
-    if let Ok(count) = tensors.extract::<u64>() {
-        let name = "tensor 0".into();
-        let dtype = DataType::F32;
-        return Ok(vec![TensorSpec { name, count, dtype }]);
+    match tensors.extract::<u64>() {
+        Ok(count) => {
+            let name = "tensor 0".into();
+            let dtype = DataType::F32;
+            return Ok(vec![TensorSpec { name, count, dtype }]);
+        }
+        Err(error) if tensors.is_instance_of::<PyInt>() => return Err(error),
+        Err(_) => {}
     }
     let wrong = |what: String| {
         invalid(

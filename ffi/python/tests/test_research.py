@@ -89,25 +89,20 @@ def refuse(comm, word, call, *arguments, **named):
 def one_slow_rank(comm):
     """The others do not wait for it, and its gradients come late."""
     partial = comm.partial(4, policy="solo", divisor="one", staleness_max=64)
-    queue = comm.completion_queue()
-    update, waits, late = numpy.zeros(4, "f4"), [], 0
+    queue, update, reports = comm.completion_queue(), numpy.zeros(4, "f4"), []
     comm.barrier()
     for step in range(12):
         if comm.rank == 2:
-            time.sleep(0.05)
-        gradient = numpy.full(4, comm.rank + 1, "f4")
-        begun = time.monotonic()
-        partial.submit(gradient)
+            time.sleep(0.03)
+        partial.submit(numpy.full(4, comm.rank + 1, "f4"))
         partial.notify(queue, step)
         assert queue.wait()[0][:2] == (step, None)
-        report = partial.try_next(update)
-        waits.append(time.monotonic() - begun)
-        late += sum(report.staleness[1:])
-        missing = {rank + 1 for rank in range(comm.ranks)} - {rank + 1 for rank in report.included}
-        if report.generations == len(report.included) and not missing:
-            assert update[0] == 6, (update, report)
-    late += sum(sum(report.staleness[1:]) for report in partial.finish(update))
-    return sorted(waits)[len(waits) // 2], late
+        reports.append(partial.try_next(update))
+        if reports[-1].included == (0, 1, 2) and reports[-1].generations == 3:
+            assert update[0] == 6, reports[-1]
+    reports += partial.finish(update)
+    late = sum(sum(report.staleness[1:]) for report in reports)
+    return late, sum(2 not in report.active for report in reports[:-1])
 
 
 def lose_one(comm, survive):
@@ -348,9 +343,70 @@ def forgotten(comm):
     comm.barrier()
 
 
+def wait_for_a_sleeper(comm):
+    """A rank that does not come is named when the timeout has passed."""
+    partial, fusion = comm.partial(4, policy="full"), comm.fusion([("weight", 4)])
+    sparse = comm.duplicate().sparse(400)
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(60)
+    fusion.announce(0, numpy.ones(4, "f4"))
+    step, told = sparse.run(numpy.ones(400, "f4"), async_op=True), []
+    assert not step.wait(0.05)
+    for wait in (step.wait, fusion.wait, lambda: partial.exchange(numpy.ones(4, "f4"))):
+        try:
+            wait()
+        except linerate.Error as error:
+            told.append((type(error.first_cause).__name__, error.first_cause.ranks))
+    told.append((type(step.exception().first_cause).__name__, repr(step)))
+    return told
+
+
+def fork(comm):
+    """A forked child gets errors, and its end does not disturb the parent."""
+    partial, fusion, sparse = comm.partial(4), comm.fusion([("weight", 4)]), comm.sparse(4)
+    data = numpy.ones(4, "f4")
+    child = os.fork()
+    if child == 0:
+        status = 0
+        for call in (
+            lambda: partial.exchange(data),
+            lambda: fusion.announce(0, data),
+            fusion.wait,
+            lambda: sparse.run(data),
+        ):
+            try:
+                call()
+                status = 1
+            except linerate.Forked:
+                pass
+        del partial, fusion, sparse
+        gc.collect()
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    partial.exchange(data)
+    fusion.all_reduce([data])
+    sparse.all_reduce(data)
+    partial.finish(data)
+    comm.barrier()
+
+
 class Ranks(unittest.TestCase):
+    def test_a_rank_that_does_not_come_is_named(self):
+        processes, results = ranks.start(wait_for_a_sleeper, 2, settings={"LINERATE_TIMEOUT": "1"})
+        _, told, error = results.get(timeout=60)
+        processes[1].kill()
+        self.assertIsNone(error)
+        self.assertEqual(told, [("Timeout", (1,))] * 3 + [("Timeout", "linerate.SparseStep(failed)")])
+        for process in processes:
+            process.join()
+
+    def test_a_forked_child_has_errors(self):
+        ranks.run(fork, 2)
+
     def test_fused_tensors_are_reduced(self):
-        ranks.run(fused, 3)
+        for transport in ("shm", "tcp"):
+            ranks.run(fused, 3, settings={"LINERATE_TRANSPORT": transport})
 
     def test_a_tensor_that_is_forgotten_is_named(self):
         ranks.run(forgotten, 2)
@@ -360,10 +416,9 @@ class Ranks(unittest.TestCase):
 
     def test_a_slow_rank_holds_nobody_up_and_is_late(self):
         told = ranks.run(one_slow_rank, 3)
-        # A busy machine is not to fail it.
-        self.assertLess(min(told[0][0], told[1][0]), 0.045)
-        self.assertGreater(told[0][1], 0)
-        self.assertEqual({late for _, late in told}, {told[0][1]})
+        self.assertEqual(len(set(told)), 1, told)
+        late, without = told[0]
+        self.assertTrue(late > 0 and without > 0, told)
 
     def test_a_rank_that_dies_is_named_or_survived(self):
         for survive, wanted in ((False, ("PeerFailed", (1,))), (True, ((1,), 0))):
@@ -379,7 +434,8 @@ class Ranks(unittest.TestCase):
         ranks.run(conserve_sparse, 3)
 
     def test_steps_that_are_started(self):
-        ranks.run(hook, 2)
+        for transport in ("shm", "tcp"):
+            ranks.run(hook, 2, settings={"LINERATE_TRANSPORT": transport})
 
     def test_residuals_are_saved_and_loaded(self):
         ranks.run(resume, 2)
@@ -418,6 +474,10 @@ class Alone(unittest.TestCase):
         self.refused("0 elements", partial, 0)
         with self.assertRaisesRegex(TypeError, "polici"):
             partial(4, polici="solo")
+        with self.assertRaises(OverflowError):
+            sparse(-4)
+        with self.assertRaises(TypeError):
+            sparse(4.5)
         self.refused("unknown sparse algorithm", sparse, 4, algorithm="best")
         self.refused("give one of them", sparse, 4, density=0.5, k=1)
         self.refused("density of 1.5", sparse, 4, density=1.5)
@@ -483,17 +543,19 @@ class Alone(unittest.TestCase):
         self.refused("bytes_max is 0", linerate.fusion_plan, TENSORS, bytes_max=0)
 
     def test_a_choice_is_explained(self):
-        told = self.comm.explain("all_reduce", 1 << 20, op="avg")
+        comm = ranks.alone({"LINERATE_TRANSPORT": "shm"})
+        self.addCleanup(comm.close)
+        told = comm.explain("all_reduce", 1 << 20, op="avg")
         self.assertIn(told.algorithm, told.candidates)
         self.assertEqual(told.predicted, told.candidates[told.algorithm])
         self.assertEqual(told.why, "the cheapest")
         self.assertNotIn("direct", told.candidates)
-        named = self.comm.explain("all_reduce", 1 << 20, algorithm="ring", is_registered=True)
+        named = comm.explain("all_reduce", 1 << 20, algorithm="ring", is_registered=True)
         self.assertEqual((named.algorithm, named.path), ("ring", "messages"))
         self.assertIn("named by the call", repr(named))
         self.assertIn("direct", named.candidates)
         self.assertGreater(named.chunk_bytes, 0)
-        self.refused("no algorithm", self.comm.explain, "all_reduce", 4, algorithm="best")
+        self.refused("no algorithm", comm.explain, "all_reduce", 4, algorithm="best")
 
     def test_memory_that_does_not_fit_is_refused_by_name(self):
         partial, sparse = self.comm.partial(4), self.comm.sparse([("a", 4), ("b", 2)], k=1)
@@ -534,6 +596,20 @@ class Alone(unittest.TestCase):
             report.k = 3
         with self.assertRaises(AttributeError):
             self.comm.partial(4).exchange(numpy.ones(4, "f4")).round = 3
+
+    def test_what_a_visit_raises_is_raised(self):
+        partial, update, seen = self.comm.partial(4, rounds_in_flight=2), numpy.zeros(4, "f4"), []
+        for step in range(2):
+            partial.submit(numpy.full(4, step + 1, "f4"))
+
+        def visit(report):
+            seen.append((report.round, update[0]))
+            raise KeyError("no such weight")
+
+        with self.assertRaisesRegex(KeyError, "no such weight"):
+            partial.finish(update, visit)
+        self.assertEqual(seen, [(0, 1)])
+        self.assertEqual([report.is_last for report in partial.finish(update)], [True])
 
     def test_ctrl_c_ends_a_wait_at_once(self):
         program = textwrap.dedent(

@@ -240,7 +240,7 @@ impl SparseAllreduce {
     /// place. Both are an array, or a list with one array for each tensor. Elements that are in no
     /// sum are 0 in the output, and are in the residuals. Returns the report of the step; with
     /// async_op a SparseStep, and the outputs are written when it has ended and was waited for or
-    /// asked. After a step that was skipped the outputs are 0.
+    /// asked. After a step that was skipped the outputs are 0. Ctrl-C ends the wait, not the step.
     #[pyo3(signature = (gradients, outputs=None, *, async_op=false))]
     fn all_reduce<'py>(
         slf: Bound<'py, Self>,
@@ -402,8 +402,10 @@ impl SparseAllreduce {
     /// Ends it on this rank: its residuals are gone. A step under way goes on by itself. Nothing
     /// happens if it was closed before.
     fn close(&self, py: Python<'_>) {
-        let steps = self.lock().take();
-        py.detach(|| steps.map(Steps::leave));
+        py.detach(|| {
+            let steps = self.lock().take();
+            steps.map(Steps::leave)
+        });
     }
 
     fn __repr__(&self) -> String {

@@ -78,9 +78,8 @@ impl Steps {
     /// Runs a dense step with the residuals alone.
     pub fn flush(&mut self, outputs: &[Buffer<f32>]) -> linerate::Result<SparseReport> {
         let result = self.sparse.flush_residual()?;
-        store(&result, outputs)?;
         let report = SparseReport::of(&self.sparse, &result);
-        self.latest = Some(result);
+        store(self.latest.insert(result), outputs)?;
         Ok(report)
     }
 
@@ -99,9 +98,9 @@ impl Steps {
         };
         let pending = self.pending.take()?;
         let told = ended.and_then(|result| {
-            store(&result, &pending.outputs)?;
             let report = SparseReport::of(&self.sparse, &result);
-            self.latest = Some(result);
+            let result = self.latest.insert(result);
+            store(result, &pending.outputs)?;
             Ok(report)
         });
         let _ = pending.outcome.set(told);
