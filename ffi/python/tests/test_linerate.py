@@ -412,7 +412,9 @@ class Several(unittest.TestCase):
     def test_ctrl_c_ends_a_wait_at_once(self):
         program = textwrap.dedent(
             """
-            import linerate, numpy, sys, time
+            import linerate, numpy, signal, sys, time
+            # A shell that starts a job in the background has it ignore the signal.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             rank, job = int(sys.argv[1]), sys.argv[2]
             def wait():
                 if sys.argv[3] == "join":

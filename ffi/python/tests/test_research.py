@@ -614,7 +614,9 @@ class Alone(unittest.TestCase):
     def test_ctrl_c_ends_a_wait_at_once(self):
         program = textwrap.dedent(
             """
-            import linerate, numpy, sys, time
+            import linerate, numpy, signal, sys, time
+            # A shell that starts a job in the background has it ignore the signal.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             rank, job = int(sys.argv[1]), sys.argv[2]
             comm = linerate.Communicator.join(rank, 2, job)
             partial, sparse = comm.partial(4, policy="full"), comm.sparse(400)

@@ -236,10 +236,10 @@ def coalesced(rank, size):
     for n, tensor in enumerate(tensors):
         check(tensor, torch.full((n + 1,), total), "coalesced all_reduce")
     outs = [torch.zeros(size * 2), torch.zeros(size * 3)]
-    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as block:
         for out, width in zip(outs, (2, 3)):
             dist.all_gather_into_tensor(out, torch.full((width,), float(rank)))
-    manager.wait()
+    block.wait()
     for out, width in zip(outs, (2, 3)):
         check(out, torch.arange(size).float().repeat_interleave(width), "coalesced all_gather")
     outs = [torch.zeros(2), torch.zeros(3)]

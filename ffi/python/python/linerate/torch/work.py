@@ -167,15 +167,23 @@ class Work(BaseWork):  # type: ignore[misc]
         with _FUTURES:
             if self._future is not None:
                 return self._future
-            future = self._future = torch.futures.Future()
+            failures: list[BaseException] = []
+            ended: torch.futures.Future[Any] = torch.futures.Future()
+
+            # DDP's C++ takes the exception of set_exception() for a value; what a callback raises is an error to it.
+            def outcome(_: object) -> Sequence[Any]:
+                if failures:
+                    raise failures[0]
+                return self._tensors
+
+            future = self._future = ended.then(outcome)
 
         def complete() -> None:
             try:
                 self.wait()
             except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(self._tensors)
+                failures.append(error)
+            ended.set_result(None)
 
         if self._notifier is None or self.is_completed():
             complete()
