@@ -226,24 +226,25 @@ def monitored(rank, size):
 
 
 def coalesced(rank, size):
-    if not hasattr(dist.distributed_c10d, "_coalescing_manager") or torch.__version__.startswith("1."):
+    if torch.__version__ < "2":
         return
+    together = next(it for name, it in vars(dist.distributed_c10d).items() if name.startswith("_coalescing_"))
     tensors = [torch.full((n + 1,), float(rank + 1)) for n in range(3)]
-    with dist.distributed_c10d._coalescing_manager():
+    with together():
         for tensor in tensors:
             dist.all_reduce(tensor)
     total = float(sum(range(1, size + 1)))
     for n, tensor in enumerate(tensors):
         check(tensor, torch.full((n + 1,), total), "coalesced all_reduce")
     outs = [torch.zeros(size * 2), torch.zeros(size * 3)]
-    with dist.distributed_c10d._coalescing_manager(async_ops=True) as block:
+    with together(async_ops=True) as block:
         for out, width in zip(outs, (2, 3)):
             dist.all_gather_into_tensor(out, torch.full((width,), float(rank)))
     block.wait()
     for out, width in zip(outs, (2, 3)):
         check(out, torch.arange(size).float().repeat_interleave(width), "coalesced all_gather")
     outs = [torch.zeros(2), torch.zeros(3)]
-    with dist.distributed_c10d._coalescing_manager():
+    with together():
         for out in outs:
             dist.reduce_scatter_tensor(out, torch.full((size * out.numel(),), float(rank + 1)))
     for out in outs:
