@@ -11,6 +11,7 @@ import platform
 import sys
 import time
 
+import backend
 import capi
 import choice
 import instructions
@@ -27,8 +28,8 @@ ROUNDS = 5
 ROUNDS_QUICK = 2
 # Programs that a machine may lack.
 OPTIONAL = ("mpirun", "allreduce_mpi", "mpiexec_mpich", "allreduce_mpich", "roofline", "cacheline", "torch_python")
-OPTIONAL += ("allreduce_gloo", "iperf3", "iperf3_loopback", "two_hosts", "capi_speed", "rust_speed")
-ALWAYS = rows.ROWS + network.ROWS + capi.ROWS
+OPTIONAL += ("allreduce_gloo", "iperf3", "iperf3_loopback", "two_hosts", "capi_speed", "rust_speed", "torch_speed")
+ALWAYS = rows.ROWS + network.ROWS + capi.ROWS + backend.ROWS
 # Above this share of the cores in use by others the figures say little.
 LOAD_MAX = 0.3
 

@@ -65,6 +65,17 @@ def build(folder):
         tools.update(torch_python=TORCH_PYTHON, allreduce_gloo=str(SOURCES / "allreduce_gloo.py"))
     else:
         missing.append("Gloo: /usr/bin/python3 has no torch (Debian: apt-get install python3-torch)")
+    # The backend of torch, with the newest torch that is there: tools/test --torch current fetches one.
+    newest = folder.parent / "python" / "current" / "bin" / "python"
+    python = str(newest) if newest.exists() else TORCH_PYTHON
+    if newest.exists() or has_torch():
+        program = folder / "torch_speed"
+        script = f"#!/bin/sh\nPYTHONPATH={(folder / 'python').resolve()} exec {python} -W ignore {SOURCES / 'torch_speed.py'} \"$@\"\n"
+        program.write_text(script, encoding="utf-8")
+        program.chmod(0o755)
+        tools["torch_speed"] = str(program)
+    else:
+        missing.append("the backend of torch: no torch (Debian: apt-get install python3-torch; or tools/test --torch current)")
     return tools, missing
 
 

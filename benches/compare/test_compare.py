@@ -4,6 +4,7 @@ import json
 import unittest
 import xml.etree.ElementTree
 
+import backend
 import capi
 import choice
 import commands
@@ -96,7 +97,7 @@ class Reading(unittest.TestCase):
 
 class Rows(unittest.TestCase):
     def test_names_are_different(self):
-        names = [one.name for one in rows.ROWS + network.ROWS + capi.ROWS + rows.OTHER_ROWS]
+        names = [one.name for one in rows.ROWS + network.ROWS + capi.ROWS + backend.ROWS + rows.OTHER_ROWS]
         self.assertEqual(len(names), len(set(names)))
 
     def test_a_row_loses_the_sides_whose_programs_are_missing(self):

@@ -323,6 +323,61 @@ def registered(rank, size):
         torch.testing.assert_close(plain, ours)
 
 
+def more_types(rank, size, theirs):
+    """Types that only some calls of Gloo take, and what is asked of a group directly."""
+    for dtype in (torch.bool, torch.bfloat16, torch.complex64, torch.int16):
+        ours = torch.tensor([rank % 2, 1, 0]).to(dtype)
+        parts = [torch.zeros_like(ours) for _ in range(size)]
+        dist.all_gather(parts, ours)
+        for peer, part in enumerate(parts):
+            check(part, torch.tensor([peer % 2, 1, 0]).to(dtype), f"all_gather {dtype}")
+        ours = torch.tensor([rank, 2, 3]).to(dtype)
+        dist.broadcast(ours, 0)
+        check(ours, torch.tensor([0, 2, 3]).to(dtype), f"broadcast {dtype}")
+    ours = torch.full((5,), complex(rank, 1))
+    dist.all_reduce(ours)
+    check(ours, torch.full((5,), complex(sum(range(size)), size)), "all_reduce of complex numbers")
+    ours = torch.full((5,), float(rank), dtype=torch.bfloat16)
+    dist.all_reduce(ours)
+    check(ours, torch.full((5,), float(sum(range(size))), dtype=torch.bfloat16), "all_reduce of bf16")
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        ours, other = torch.tensor([rank + 1, 6]), torch.tensor([rank + 1, 6])
+        dist.all_reduce(ours, op)
+        dist.all_reduce(other, op, group=theirs)
+        check(ours, other, f"all_reduce {op}")
+    ours = torch.full((4,), float(rank))
+    dist.all_reduce(ours, dist.ReduceOp.AVG)
+    check(ours, torch.full((4,), sum(range(size)) / size), "all_reduce AVG")
+    large = torch.arange(1 << 20).float() * (rank + 1)
+    dist.all_reduce(large)
+    check(large, torch.arange(1 << 20).float() * sum(range(1, size + 1)), "all_reduce of 4 MiB")
+    # A part of a tensor, a transposed one, uneven parts.
+    whole = torch.zeros(6, 4)
+    dist.broadcast(whole.t(), 0)
+    dist.all_reduce(whole[2:4].add_(rank + 1))
+    check(whole[2:4], torch.full((2, 4), float(sum(range(1, size + 1)))), "all_reduce of rows")
+    assert not whole[:2].any() and not whole[4:].any()
+    uneven = [torch.zeros(peer + 1) for peer in range(size)]
+    dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+    for peer, part in enumerate(uneven):
+        check(part, torch.full((peer + 1,), float(peer)), "uneven all_gather")
+    group, ours = dist.group.WORLD, torch.ones(2)
+    for start in (lambda: group.allreduce([ours]), lambda: group.allreduce(ours), lambda: group.broadcast(ours, 0), group.barrier):
+        work = start()
+        work.wait()
+        assert work.is_completed() and work.is_success() and work.exception() is None
+    check(ours, torch.full((2,), float(size * size)), "calls of the group")
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    while not work.is_completed():
+        pass
+    check(work.result()[0], torch.full((3,), float(size)), "a result")
+    group.set_timeout(timedelta(seconds=50))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(1000))
+    names = [event.name for event in profile.events()]
+    assert any(name.startswith("linerate:all_reduce 4000 B") for name in names), names
+
+
 def run(rank, size, folder):
     dist.init_process_group(
         "linerate", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
@@ -334,6 +389,7 @@ def run(rank, size, folder):
     groups_and_futures(rank, size)
     train(rank, size, theirs)
     refuse(rank, size)
+    more_types(rank, size, theirs)
     sparse_tensors(rank, size, theirs)
     monitored(rank, size)
     coalesced(rank, size)

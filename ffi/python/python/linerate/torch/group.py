@@ -67,7 +67,7 @@ def create(options: Any, group_options: Any = None) -> Any:
     rank, size, limit = options.group_rank, options.group_size, max(options.timeout.total_seconds(), 0.001)
     settings: dict[str, str | None] = {"LINERATE_TIMEOUT": str(limit)}
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() in ("INFO", "DETAIL"):
-        settings["LINERATE_DEBUG"] = "1"
+        settings["LINERATE_DEBUG"] = "info"
     exchange, members = _Exchange(options.store), list(options.global_ranks_in_group)
     with _World.lock:
         world = _World.state
