@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-SECONDS = 10
+SECONDS = 30
 
 
 def join(rank, size, folder, name="store"):
@@ -135,7 +135,9 @@ import os, signal, sys, time
 from datetime import timedelta
 import linerate.torch, torch, torch.distributed as dist
 rank, folder, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("linerate", init_method=f"file://{folder}/{how}", rank=rank, world_size=3, timeout=timedelta(seconds=3))
+dist.init_process_group("linerate", init_method=f"file://{folder}/{how}", rank=rank, world_size=3, timeout=timedelta(seconds=60))
+dist.barrier()
+dist.group.WORLD.set_timeout(timedelta(seconds=4))
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 try:
     for step in range(1000):

@@ -51,11 +51,14 @@ def _seconds(timeout: timedelta | None) -> float | None:
 class State:
     """What a group of torch and its backend share."""
 
-    def __init__(self, communicator: linerate.Communicator, notifier: Notifier, timeout: float) -> None:
+    def __init__(
+        self, communicator: linerate.Communicator, notifier: Notifier, timeout: float, works: dict[int, Work] | None
+    ) -> None:
         self.communicator = communicator
         self.notifier = notifier
         self.timeout = timeout
-        self.works: dict[int, Work] = {}
+        # Those that nobody has waited for, where torch does not keep them.
+        self.works = works
         # The operations of each block of coalesced calls that is open.
         self.coalesced: list[Work] | None = None
         self.sequence = 0
@@ -64,10 +67,6 @@ class State:
         self.done = Work((), (), None, None, None)
         self.name = ""
         self.end: weakref.finalize[..., Any] | None = None
-
-    def is_alive(self) -> bool:
-        """Whether the group was not destroyed."""
-        return self.end is not None and self.end.alive
 
     def close(self) -> None:
         if self.end is not None:
@@ -150,9 +149,10 @@ class Calls:
         work = Work((operation,), tensors, state.notifier, after, state.works)
         if state.coalesced is not None:
             state.coalesced.append(work)
-        # Nobody waits for the oldest, which have ended.
-        for oldest in list(state.works.values())[:2] if len(state.works) > WORKS_KEPT else ():
-            oldest.is_completed()
+        if state.works is not None and len(state.works) > WORKS_KEPT:
+            # Nobody waits for the oldest any more.
+            for oldest in list(itertools.islice(state.works.values(), 2)):
+                oldest.is_completed()
         return work
 
     def _inout(

@@ -57,9 +57,15 @@ def _can_register() -> bool:
 HAS_BACKEND = _can_register()
 
 
-def _end(communicator: linerate.Communicator, notifier: Notifier) -> None:
-    notifier.leave()
-    communicator.close()
+def _end(state: State) -> None:
+    """The end of a group, by destroy_process_group() or because nobody holds it."""
+    with _World.lock:
+        if _World.state is state:
+            _World.state = None
+    state.notifier.leave()
+    state.communicator.close()
+    if state.works is not None:
+        state.works.clear()
 
 
 def create(options: Any, group_options: Any = None) -> Any:
@@ -71,21 +77,22 @@ def create(options: Any, group_options: Any = None) -> Any:
     exchange, members = _Exchange(options.store), list(options.global_ranks_in_group)
     with _World.lock:
         world = _World.state
-    if world is not None and members and world.is_alive() and not world.communicator.failure():
+    if world is not None and members and not world.communicator.failure():
         communicator, notifier = world.communicator.sibling(members, "linerate", exchange), world.notifier
         communicator.set_timeout(limit)
     else:
         communicator = linerate.Communicator.join_by(rank, size, "linerate", exchange, settings)
         notifier = Notifier(communicator)
     notifier.join()
-    state = State(communicator, notifier, limit)
+    # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without Python's part.
+    state = State(communicator, notifier, limit, None if HAS_BACKEND else {})
     if not members:
         with _World.lock:
             _World.state = state
     # A group whose devices have backends of different names keeps its own object, and takes a backend.
     has_others = HAS_BACKEND and _has_other_backends(options)
     made: Any = Backend(state, rank, size) if has_others else ProcessGroup(state, rank, size)
-    state.end = weakref.finalize(made, _end, communicator, notifier)
+    state.end = weakref.finalize(made, _end, state)
     return made
 
 

@@ -100,8 +100,6 @@ class Work(BaseWork):  # type: ignore[misc]
         # What two threads that wait must not do at once.
         self._lock = None if after is None else threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
-        # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without Python's part: that
-        # is kept until it was waited for.
         if kept is not None:
             kept[id(self)] = self
 
