@@ -9,7 +9,7 @@ REGISTERED = {MIB: (12.0, 0.9), 16 * MIB: (12.0, 0.9), 128 * MIB: (8.0, 0.9)}
 
 
 def program(backend, ranks, *arguments):
-    argv = ("linerate", "launch", "-n", str(ranks), "--", "torch_speed", backend)
+    argv = ("linerate", "launch", "-n", str(ranks), "--", "torch_speed", f"--backend={backend}")
     return Command(argv + tuple(map(str, arguments)), read_last_number)
 
 

@@ -1,4 +1,4 @@
-"""Times of torch.distributed over one backend: torch_speed.py BACKEND WHAT [BYTES] [registered]
+"""Times of torch.distributed over one backend: torch_speed.py --backend=NAME WHAT [BYTES] [registered]
 
 WHAT: all_reduce, all_gather, reduce_scatter (of BYTES of f32, in place or into a tensor), ddp (a step less the same step
 without communication), ddp_step, fsdp (a whole step). Prints on rank 0: WHAT, then the median in us.
@@ -78,7 +78,7 @@ def of_fsdp():
     return statistics.median(times[3:])
 
 
-backend, what, is_registered = sys.argv[1], sys.argv[2], sys.argv[-1] == "registered"
+backend, what, is_registered = sys.argv[1].removeprefix("--backend="), sys.argv[2], sys.argv[-1] == "registered"
 if backend == "linerate":
     import linerate.torch
 torch.set_num_threads(1)
