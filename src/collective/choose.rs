@@ -123,8 +123,8 @@ pub fn candidates(
     .collect()
 }
 
-/// What the built-in prices predict for every algorithm that can run `bytes` bytes of `count`
-/// elements, cheapest first. Ranks of one host map each other's memory, and share `cores` cores;
+/// What the built-in prices predict for every algorithm that can run a collective of `bytes` bytes
+/// per rank, cheapest first. Ranks of one host map each other's memory, and share `cores` cores;
 /// ranks of several hosts send messages over a fabric. The callers' buffers are `registered` on all
 /// ranks or on none. A communicator knows its own host better:
 /// [`CollectiveBuilder::explain`](crate::CollectiveBuilder::explain).

@@ -28,6 +28,17 @@ def build():
     )
 
 
+def load():
+    """Images of 64 pixels, from 0 to 1, and what they show: 1500 to train with, then 297 to try."""
+    digits = load_digits()
+    return torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+
+
+def accuracy_of(model, data, target):
+    with torch.no_grad():
+        return (model(data).argmax(1) == target).float().mean().item()
+
+
 def train(model, data, target, epochs, batch):
     """Steps over this rank's share. Returns the mean loss of the last epoch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -62,8 +73,7 @@ def main():
         parser.error("--hook needs --backend linerate")
     torch.set_num_threads(1)
     dist.init_process_group(options.backend)
-    digits = load_digits()
-    data, target = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    data, target = load()
     model = DistributedDataParallel(build())
     hook = None
     if options.hook != "none":
@@ -73,8 +83,7 @@ def main():
     seconds = time.perf_counter() - begun
     if hook is not None and hook.finish():
         optimizer.step()
-    with torch.no_grad():
-        accuracy = (model.module(data[1500:]).argmax(1) == target[1500:]).float().mean().item()
+    accuracy = accuracy_of(model.module, data[1500:], target[1500:])
     # The same steps without communication.
     alone = DistributedDataParallel(build())
     begun = time.perf_counter()

@@ -10,8 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from digits import build, train
-from sklearn.datasets import load_digits
+from digits import accuracy_of, build, load, train
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -26,8 +25,7 @@ def main():
         import linerate.torch  # noqa: F401
     torch.set_num_threads(1)
     dist.init_process_group(options.backend)
-    digits = load_digits()
-    data, target = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    data, target = load()
     model, mesh = build(), init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
@@ -36,8 +34,7 @@ def main():
     begun = time.perf_counter()
     _, loss = train(model, data[:1500], target[:1500], options.epochs, options.batch)
     seconds = time.perf_counter() - begun
-    with torch.no_grad():
-        accuracy = (model(data[1500:]).argmax(1) == target[1500:]).float().mean().item()
+    accuracy = accuracy_of(model, data[1500:], target[1500:])
     if dist.get_rank() == 0:
         print(
             f"backend {options.backend}, {dist.get_world_size()} ranks, sharded: loss {loss:.6f}, "

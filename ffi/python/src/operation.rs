@@ -165,11 +165,7 @@ impl Operation {
     }
 
     fn __await__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let module = PyModule::import(slf.py(), "linerate.aio")?;
-        module
-            .getattr("wait")?
-            .call1((slf,))?
-            .call_method0("__await__")
+        waiting::in_asyncio(slf.into_any())
     }
 }
 

@@ -74,3 +74,10 @@ pub fn seconds(py: Python<'_>, name: &str, value: Option<f64>) -> PyResult<Optio
     });
     known.transpose().or_raise(py)
 }
+
+/// What `await` of an operation or a step asks for.
+pub fn in_asyncio(awaited: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    let module = PyModule::import(awaited.py(), "linerate.aio")?;
+    let wait = module.getattr("wait")?.call1((awaited,))?;
+    wait.call_method0("__await__")
+}

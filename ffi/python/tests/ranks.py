@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import traceback
+import unittest
 import uuid
 
 import linerate
@@ -45,3 +46,18 @@ def run(function, ranks, *arguments, settings=None):
 
 def alone(settings=None):
     return linerate.Communicator.join(0, 1, f"python-{os.getpid()}-{uuid.uuid4()}", {**SETTINGS, **(settings or {})})
+
+
+class Alone(unittest.TestCase):
+    """Tests of a communicator of one rank."""
+
+    def setUp(self):
+        self.comm = alone()
+
+    def tearDown(self):
+        self.comm.close()
+
+    def refused(self, word, call, *arguments, **named):
+        with self.assertRaisesRegex(linerate.InvalidArgument, word) as caught:
+            call(*arguments, **named)
+        self.assertIsInstance(caught.exception, ValueError)

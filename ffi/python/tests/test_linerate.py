@@ -201,18 +201,7 @@ def lose_one(comm, how):
     return None
 
 
-class Alone(unittest.TestCase):
-    def setUp(self):
-        self.comm = ranks.alone()
-
-    def tearDown(self):
-        self.comm.close()
-
-    def refused(self, word, call, *arguments, **named):
-        with self.assertRaisesRegex(linerate.InvalidArgument, word) as caught:
-            call(*arguments, **named)
-        self.assertIsInstance(caught.exception, ValueError)
-
+class Alone(ranks.Alone):
     def test_arguments_that_do_not_fit_are_refused_by_name(self):
         comm, array = self.comm, numpy.zeros(6)
         read_only = numpy.zeros(6)

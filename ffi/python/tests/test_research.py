@@ -444,18 +444,7 @@ class Ranks(unittest.TestCase):
         ranks.run(not_finite, 2)
 
 
-class Alone(unittest.TestCase):
-    def setUp(self):
-        self.comm = ranks.alone()
-
-    def tearDown(self):
-        self.comm.close()
-
-    def refused(self, word, call, *arguments, **named):
-        with self.assertRaisesRegex(linerate.InvalidArgument, word) as caught:
-            call(*arguments, **named)
-        self.assertIsInstance(caught.exception, ValueError)
-
+class Alone(ranks.Alone):
     def test_options_that_do_not_exist_are_refused_by_name(self):
         partial, sparse = self.comm.partial, self.comm.sparse
         self.refused("policy is 'most': one of solo majority", partial, 4, policy="most")

@@ -2,26 +2,16 @@
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from datetime import timedelta
 
 import linerate.torch
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
-
-SECONDS = 30
-
-
-def join(rank, size, folder, name="store"):
-    dist.init_process_group(
-        "linerate", init_method=f"file://{folder}/{name}", rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS)
-    )
+from torch_group import join, start_all
 
 
 def raises(kind, words, call):
@@ -71,6 +61,18 @@ def many_groups(rank, size):
     dist.barrier()
 
 
+def abandoned(rank):
+    """The future of an operation that the group's end cuts off has an error."""
+    group = dist.new_group()
+    if rank == 0:
+        future = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
+        dist.destroy_process_group(group)
+        raises(RuntimeError, ["destroyed before"], future.wait)
+    dist.barrier()
+    if rank != 0:
+        dist.destroy_process_group(group)
+
+
 def disagree(size):
     """Each on a group of its own, which fails on all ranks."""
     rank = dist.get_rank()
@@ -114,6 +116,9 @@ def run(rank, size, folder):
     many_groups(rank, size)
     if size > 1:
         disagree(size)
+    # Earlier versions tell a group nothing of its end.
+    if size > 1 and linerate.torch.group.HAS_BACKEND:
+        abandoned(rank)
     forked(rank)
     # torch counts the groups of each rank, so this one comes after those of all ranks.
     if size > 1 and rank < 2 and torch.__version__ >= "2.1":
@@ -170,6 +175,4 @@ def lose():
 
 if __name__ == "__main__":
     lose()
-    for ranks in map(int, sys.argv[1:]):
-        with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.spawn(run, (ranks, folder), ranks)
+    start_all(run)

@@ -15,6 +15,19 @@ TYPES = [torch.float64, torch.float32, torch.uint8, torch.int8, torch.int32, tor
 OPERATORS = ["SUM", "PRODUCT", "MIN", "MAX"]
 
 
+def join(rank, size, folder, name="store", seconds=60):
+    dist.init_process_group(
+        "linerate", init_method=f"file://{folder}/{name}", rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
+    )
+
+
+def start_all(run):
+    """Runs run(rank, ranks, folder) in as many processes as each argument of the command says."""
+    for ranks in map(int, sys.argv[1:]):
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.spawn(run, (ranks, folder), ranks)
+
+
 def values(rank, shape, dtype):
     count = int(torch.tensor(shape).prod()) if shape else 1
     return ((torch.arange(count) * 3 + rank * 5) % 7 + 1).to(dtype).reshape(shape)
@@ -379,9 +392,7 @@ def more_types(rank, size, theirs):
 
 
 def run(rank, size, folder):
-    dist.init_process_group(
-        "linerate", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
-    )
+    join(rank, size, folder)
     theirs = dist.new_group(backend="gloo")
     against_gloo(rank, size, theirs)
     if size > 1:
@@ -400,6 +411,4 @@ def run(rank, size, folder):
 
 
 if __name__ == "__main__":
-    for ranks in map(int, sys.argv[1:]):
-        with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.spawn(run, (ranks, folder), ranks)
+    start_all(run)

@@ -1,17 +1,14 @@
 """The hooks of DDP in real processes: python3 torch_hooks.py RANKS..."""
 
-import sys
-import tempfile
 import time
 import warnings
-from datetime import timedelta
 
 import linerate.torch
 import torch
 import torch.distributed as dist
 from linerate.torch import hooks
-from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
+from torch_group import join, start_all
 
 
 class Model(torch.nn.Module):
@@ -80,6 +77,11 @@ def sparse(rank, size):
         hook.scale_residuals(2.0)
         assert hook.finish()
         delivered += gradients(model)
+        assert hook.finish() and not gradients(model).any()
+        # What was loaded, and no step has taken.
+        fresh = hooks.sparse(build(), **options)
+        fresh.load_state_dict(state)
+        assert fresh.finish() and fresh.state_dict()["residuals"] == {}
         conserved(delivered, submitted, torch.zeros(140), size)
         assert not kept(hook.state_dict()).any()
     for state, word in (({"hook": "partial"}, "hook partial"), ({"hook": "sparse", "residuals": {"no": 1}}, "parameter no")):
@@ -100,7 +102,7 @@ def partial(rank, size):
         delivered += gradients(model)
         conserved(delivered, submitted, torch.zeros(140), size)
         # After finish() it goes on, and a checkpoint is empty.
-        hook.finish()
+        assert not hook.finish()
         assert hook.state_dict()["residuals"] == {}
         steps(model, rank, 3, 4, delivered, submitted)
         hook.finish()
@@ -140,9 +142,7 @@ def compressed(rank, size):
 
 def run(rank, size, folder):
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "linerate", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=30)
-    )
+    join(rank, size, folder)
     sparse(rank, size)
     partial(rank, size)
     compressed(rank, size)
@@ -151,6 +151,4 @@ def run(rank, size, folder):
 
 
 if __name__ == "__main__":
-    for ranks in map(int, sys.argv[1:]):
-        with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.spawn(run, (ranks, folder), ranks)
+    start_all(run)

@@ -62,7 +62,7 @@ def _end(state: State) -> None:
     with _World.lock:
         if _World.state is state:
             _World.state = None
-    state.notifier.leave()
+    state.notifier.leave(state.communicator)
     state.communicator.close()
     if state.works is not None:
         state.works.clear()

@@ -16,7 +16,7 @@ from typing import Any
 import linerate
 import torch
 import torch.distributed as dist
-from linerate.torch.registered import calls_of
+from linerate.torch.registered import calls_of, mean_of
 from linerate.torch.tensors import memory_of
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,6 +28,8 @@ class Hook:
         self._model = model
         self._calls = calls_of(model.process_group)
         self._communicator = self._calls.state.communicator
+        # Residuals by the names of parameters, but those that an object of the library keeps.
+        self._kept: dict[str, torch.Tensor] = {}
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         model.register_comm_hook(None, self.run)
 
@@ -55,29 +57,31 @@ class Hook:
         self._load({name: each.clone() for name, each in state["residuals"].items()})
 
     def _residuals(self) -> dict[str, torch.Tensor]:
-        return {}
+        return self._kept
 
     def _load(self, residuals: dict[str, torch.Tensor]) -> None:
-        pass
+        self._kept = residuals
 
     def _parts(self, bucket: dist.GradBucket) -> list[tuple[str, torch.Tensor]]:
         """The names and the gradients of a bucket, which lie in its buffer one after the other."""
         return [(self._names[id(one)], gradient) for one, gradient in zip(bucket.parameters(), bucket.gradients())]
 
-    def _mean(self, tensor: torch.Tensor) -> Any:
-        """The future of a mean over the ranks."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
-        tensor.div_(self._calls.size())
-        return self._calls.allreduce([tensor], options).get_future()
+    def _means(self) -> dict[str, torch.Tensor]:
+        """The means of all residuals that no library object keeps, which are gone then."""
+        kept, self._kept = self._kept, {}
+        for name in sorted(kept):
+            mean_of(self._calls, kept[name]).wait()
+        return kept
 
     def _deliver(self, results: dict[str, torch.Tensor]) -> bool:
-        """Makes results the gradients."""
+        """Makes results the gradients, if there are any."""
+        if not results:
+            return False
         for name, parameter in self._model.module.named_parameters():
             if parameter.requires_grad:
                 result = results.get(name)
                 parameter.grad = torch.zeros_like(parameter) if result is None else result.view_as(parameter).to(parameter)
-        return bool(results)
+        return True
 
 
 class _Compressed(Hook):
@@ -85,14 +89,10 @@ class _Compressed(Hook):
 
     _dtype: torch.dtype
 
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self._kept: dict[str, torch.Tensor] = {}
-        super().__init__(model)
-
     def run(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         if not buffer.is_floating_point() or buffer.element_size() <= 2:
-            return self._mean(buffer).then(lambda done: buffer)
+            return mean_of(self._calls, buffer).then(lambda done: buffer)
         for name, gradient in self._parts(bucket):
             if name in self._kept:
                 gradient.add_(self._kept[name].view_as(gradient))
@@ -101,28 +101,15 @@ class _Compressed(Hook):
         buffer.sub_(short.to(buffer.dtype).mul_(self._calls.size())).nan_to_num_(0.0, 0.0, 0.0)
         for name, gradient in self._parts(bucket):
             self._kept[name] = gradient.detach().clone()
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
-        future: Any = self._calls.allreduce([short], options).get_future()
+        future: Any = self._calls.allreduce(short).get_future()
         return future.then(lambda done: buffer.copy_(short))
 
     def finish(self) -> bool:
-        results = {}
-        for name in sorted(self._names.values()):
-            if name in self._kept:
-                results[name] = self._kept.pop(name)
-                self._mean(results[name]).wait()
-        return self._deliver(results)
+        return self._deliver(self._means())
 
     def scale_residuals(self, factor: float) -> None:
         for each in self._kept.values():
             each.mul_(factor)
-
-    def _residuals(self) -> dict[str, torch.Tensor]:
-        return self._kept
-
-    def _load(self, residuals: dict[str, torch.Tensor]) -> None:
-        self._kept = residuals
 
 
 class bf16(_Compressed):
@@ -147,8 +134,6 @@ class sparse(Hook):
         self._options = {"density": 0.01, **options} if "k" not in options else options
         # By the names of a bucket's parameters, in their order.
         self._engines: dict[tuple[str, ...], linerate.SparseAllreduce] = {}
-        # Residuals that no bucket has taken yet.
-        self._kept: dict[str, torch.Tensor] = {}
         # The report of each bucket's latest step.
         self.reports: dict[int, linerate.SparseReport] = {}
         super().__init__(model)
@@ -156,7 +141,7 @@ class sparse(Hook):
     def run(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         if buffer.dtype != torch.float32:
-            return self._mean(buffer).then(lambda done: buffer)
+            return mean_of(self._calls, buffer).then(lambda done: buffer)
         parts = self._parts(bucket)
         engine = self._engine(tuple(name for name, _ in parts), [(name, part.numel()) for name, part in parts])
         self.reports[bucket.index()] = engine.all_reduce([memory_of(part) for _, part in parts])
@@ -177,7 +162,8 @@ class sparse(Hook):
         return engine
 
     def finish(self) -> bool:
-        results = {}
+        # What was loaded, and no step has taken yet.
+        results = self._means()
         for names, engine in self._engines.items():
             sizes = dict(engine.tensors)
             outs = {name: torch.zeros(sizes[name]) for name in names}
@@ -222,8 +208,6 @@ class partial(Hook):
     def __init__(self, model: DistributedDataParallel, **options: Any) -> None:
         self._options = options
         self._engines: dict[tuple[str, ...], linerate.PartialAllreduce] = {}
-        # Results that no step has delivered yet, of buckets that were built anew.
-        self._left: dict[str, torch.Tensor] = {}
         # The report of each bucket's latest step; None: it had no result.
         self.reports: dict[int, linerate.RoundReport | None] = {}
         if model.broadcast_buffers and any(True for _ in model.module.buffers()):
@@ -239,8 +223,8 @@ class partial(Hook):
         if report is None:
             buffer.zero_()
         for name, gradient in parts:
-            if name in self._left:
-                gradient.add_(self._left.pop(name).view_as(gradient))
+            if name in self._kept:
+                gradient.add_(self._kept.pop(name).view_as(gradient))
         return _done(buffer)
 
     def _engine(self, names: tuple[str, ...], buffer: torch.Tensor) -> linerate.PartialAllreduce:
@@ -261,21 +245,19 @@ class partial(Hook):
         engine.finish(memory_of(update), lambda report: total.add_(update))
         engine.close()
         for name, part in zip(names, total.split([sizes[name] for name in names])):
-            self._left[name] = self._left[name] + part if name in self._left else part.clone()
+            self._kept[name] = self._kept[name] + part if name in self._kept else part.clone()
 
     def finish(self) -> bool:
         for names in list(self._engines):
             self._end(names)
-        left, self._left = self._left, {}
+        # Results of all ranks already, not residuals of this one.
+        left, self._kept = self._kept, {}
         return self._deliver(left)
 
     def _residuals(self) -> dict[str, torch.Tensor]:
         if self._engines:
             raise linerate.InvalidArgument("rounds are under way: call finish() on all ranks, and step, before state_dict()")
-        return self._left
-
-    def _load(self, residuals: dict[str, torch.Tensor]) -> None:
-        self._left = residuals
+        return self._kept
 
 
 def _tensor_of(count: int, dtype: str) -> torch.Tensor:

@@ -37,28 +37,34 @@ def empty(*shape: int | Sequence[int], dtype: torch.dtype | None = None, group: 
     return bytes_of.view(dtype).view(sizes) if count else torch.empty(sizes, dtype=dtype)
 
 
+def mean_of(calls: Calls, tensor: torch.Tensor) -> Any:
+    """The future of a tensor's mean over the ranks, in place."""
+    return calls.allreduce(tensor.div_(calls.size())).get_future()
+
+
 class _Buckets:
     """The buckets of a DDP module in registered memory."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self._size = calls_of(group).size()
         self._calls = calls_of(group)
-        # By the address of a bucket: registered memory of its own, which the bucket uses where torch can swap it.
-        self._own: dict[int, torch.Tensor] = {}
+        # The addresses of buckets that were moved.
+        self._moved: set[int] = set()
+        # Where torch cannot move a bucket: registered memory for its copy, by the bucket's index.
+        self._copies: dict[int, torch.Tensor] = {}
         self._can_swap = hasattr(torch._C.StorageBase, "_swap_data_ptr_")
 
     def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         tensor: torch.Tensor = bucket.buffer()
         if self._can_swap:
-            if tensor.data_ptr() not in self._own:
+            if tensor.data_ptr() not in self._moved:
                 self._move(tensor)
-            return self._all_reduce(tensor).then(lambda done: tensor)
-        own = self._own.get(bucket.index())
+            return mean_of(self._calls, tensor).then(lambda done: tensor)
+        own = self._copies.get(bucket.index())
         if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
-            own = self._own[bucket.index()] = empty(tensor.shape, dtype=tensor.dtype, group=self._group)
+            own = self._copies[bucket.index()] = empty(tensor.shape, dtype=tensor.dtype, group=self._group)
         own.copy_(tensor)
-        return self._all_reduce(own).then(lambda done: tensor.copy_(own))
+        return mean_of(self._calls, own).then(lambda done: tensor.copy_(own))
 
     def _move(self, tensor: torch.Tensor) -> None:
         """Moves a bucket, and all views of it, to registered memory."""
@@ -66,13 +72,7 @@ class _Buckets:
         own = empty(storage.nbytes(), dtype=torch.uint8, group=self._group)
         own.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
         storage._swap_data_ptr_(own.untyped_storage())
-        self._own[tensor.data_ptr()] = own
-
-    def _all_reduce(self, tensor: torch.Tensor) -> Any:
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
-        tensor.div_(self._size)
-        return self._calls.allreduce([tensor], options).get_future()
+        self._moved.add(tensor.data_ptr())
 
 
 _REGISTERED: weakref.WeakKeyDictionary[Any, _Buckets] = weakref.WeakKeyDictionary()

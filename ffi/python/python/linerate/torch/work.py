@@ -26,7 +26,7 @@ class Notifier:
         self._queue = communicator.completion_queue()
         self._numbers = itertools.count()
         self._changed = threading.Condition()
-        self._waiting: dict[int, Callable[[], None]] = {}
+        self._waiting: dict[int, tuple[linerate.Communicator, Callable[[Exception | None], None]]] = {}
         self._thread: threading.Thread | None = None
         self._is_over = False
         self._groups = 0
@@ -36,21 +36,26 @@ class Notifier:
         with self._changed:
             self._groups += 1
 
-    def leave(self) -> None:
-        """A group has ended; the last one ends the thread."""
+    def leave(self, communicator: linerate.Communicator) -> None:
+        """A group has ended: what waits for its operations gets an error. The last group ends the thread."""
         with self._changed:
             self._groups -= 1
             is_last = self._groups == 0
+            cut = [number for number, (of, _) in self._waiting.items() if of is communicator]
+            callbacks = [self._waiting.pop(number)[1] for number in cut]
+        for then in callbacks:
+            then(linerate.InvalidArgument("the process group was destroyed before this operation had ended: wait for it first"))
         if is_last:
-            self.close()
+            self._close()
 
-    def add(self, operation: linerate.Operation, then: Callable[[], None]) -> None:
+    def add(self, operation: linerate.Operation, then: Callable[[Exception | None], None]) -> None:
+        """Calls `then(None)` when the operation has ended, or with an error if the group ends before."""
         with self._changed:
             if self._is_over:
                 raise linerate.InvalidArgument("this process group was destroyed: do not use it any more")
             number = next(self._numbers)
             operation.notify(self._queue, number)
-            self._waiting[number] = then
+            self._waiting[number] = operation.communicator, then
             if self._thread is None:
                 # From now on a thread of the library moves the operations.
                 self._queue.fileno()
@@ -67,11 +72,11 @@ class Notifier:
                     return
             for number, _, _ in self._queue.wait(_SLICE_SECONDS):
                 with self._changed:
-                    then = self._waiting.pop(number)
-                then()
+                    waiting = self._waiting.pop(number, None)
+                if waiting is not None:
+                    waiting[1](None)
 
-    def close(self) -> None:
-        """Ends the thread. Futures of operations that have not ended are completed no more."""
+    def _close(self) -> None:
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -178,7 +183,8 @@ class Work(BaseWork):  # type: ignore[misc]
 
         def complete() -> None:
             try:
-                self.wait()
+                if not failures:
+                    self.wait()
             except BaseException as error:
                 failures.append(error)
             ended.set_result(None)
@@ -188,7 +194,9 @@ class Work(BaseWork):  # type: ignore[misc]
             return future
         left = itertools.count(1)
 
-        def count() -> None:
+        def count(error: Exception | None) -> None:
+            if error is not None:
+                failures.append(error)
             if next(left) == len(self._operations):
                 complete()
 
@@ -197,5 +205,5 @@ class Work(BaseWork):  # type: ignore[misc]
                 self._notifier.add(operation, count)
             except linerate.Error:
                 # It has ended meanwhile, or the group has.
-                count()
+                count(None)
         return future
