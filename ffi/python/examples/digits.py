@@ -40,24 +40,29 @@ def accuracy_of(model, data, target):
 
 
 def train(model, data, target, epochs, batch):
-    """Steps over this rank's share. Returns the mean loss of the last epoch."""
+    """Steps over this rank's share. Returns the optimizer, and the mean loss of this rank in the last epoch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of = torch.nn.CrossEntropyLoss()
     rank, size = dist.get_rank(), dist.get_world_size()
     # All ranks make as many steps.
     count = len(data) // (size * batch) * size * batch
-    total = torch.zeros(1)
     for epoch in range(epochs):
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))[rank:count:size]
-        total.zero_()
+        losses = []
         for chosen in order.split(batch):
             loss = loss_of(model(data[chosen]), target[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.detach()
-    dist.all_reduce(total)
-    return optimizer, total.item() / (count // batch)
+            losses.append(loss.item())
+    return optimizer, sum(losses) / len(losses)
+
+
+def mean_of(value):
+    """The mean over the ranks."""
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor)
+    return tensor.item() / dist.get_world_size()
 
 
 def main():
@@ -81,6 +86,7 @@ def main():
     begun = time.perf_counter()
     optimizer, loss = train(model, data[:1500], target[:1500], options.epochs, options.batch)
     seconds = time.perf_counter() - begun
+    loss = mean_of(loss)
     if hook is not None and hook.finish():
         optimizer.step()
     accuracy = accuracy_of(model.module, data[1500:], target[1500:])

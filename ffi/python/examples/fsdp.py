@@ -10,7 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from digits import accuracy_of, build, load, train
+from digits import accuracy_of, build, load, mean_of, train
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -34,6 +34,7 @@ def main():
     begun = time.perf_counter()
     _, loss = train(model, data[:1500], target[:1500], options.epochs, options.batch)
     seconds = time.perf_counter() - begun
+    loss = mean_of(loss)
     accuracy = accuracy_of(model, data[1500:], target[1500:])
     if dist.get_rank() == 0:
         print(
