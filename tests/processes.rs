@@ -59,6 +59,7 @@ fn child_entry() {
     match role.as_str() {
         "sweep" => sweep(&comm),
         "overlap" => overlap(&comm),
+        "within" => within(&comm),
         "disagree" => disagree(&comm),
         "absent" => absent(&comm),
         "cancel" => cancel(&comm),
@@ -167,6 +168,47 @@ fn many_operations_run_at_once_and_end_in_any_order() {
                 ("LINERATE_PROGRESS", "thread"),
             ],
         ));
+    }
+}
+
+/// Rank 0 waits for a while only, and calls the others when that is over.
+fn within(comm: &Communicator) {
+    let data = comm.alloc::<f32>(1000).unwrap();
+    let word = comm.alloc::<u8>(1).unwrap();
+    let sum = comm.collective(Collective::AllReduce, DataType::F32, 1000);
+    let sum = sum.input(&data).output(&data);
+    let is_ended = |left: Option<Operation>| left.is_none_or(|left| left.wait().is_ok());
+    let soon = Duration::from_millis(1);
+    for turn in 0..20 {
+        data.as_mut_slice().unwrap().fill(1.0);
+        if turn % 2 == 1 {
+            assert!(is_ended(sum.run_within(soon).unwrap()));
+        } else if comm.rank() == 0 {
+            let left = sum.run_within(soon).unwrap();
+            let left = left.expect("the others have not called it");
+            assert!(data.as_slice().is_err(), "it is in use");
+            for peer in 1..comm.ranks() {
+                let told = comm.tagged(1).start_send(&word, peer).unwrap();
+                told.wait().unwrap();
+            }
+            left.wait().unwrap();
+        } else {
+            let told = comm.tagged(1).start_recv(&word, 0).unwrap();
+            told.wait().unwrap();
+            assert!(is_ended(sum.run_within(soon).unwrap()));
+        }
+        let all = data.as_slice().unwrap();
+        assert!(all.iter().all(|&sum| sum == comm.ranks() as f32));
+    }
+    println!("RESULT {}", comm.unregistered_bytes().unwrap());
+}
+
+#[test]
+fn a_call_that_has_not_ended_within_its_limit_goes_on() {
+    for (ranks, transport) in [(2, "shm"), (3, "shm"), (2, "tcp")] {
+        let settings = [("LINERATE_TRANSPORT", transport)];
+        let unregistered = results(spawn("within", ranks, &settings));
+        assert!(unregistered.iter().all(|bytes| bytes == "0"));
     }
 }
 

@@ -236,6 +236,8 @@ impl<'a> Batch<'a> {
             out_of.iter().for_each(|&(from, to)| kernel::copy(from, to));
             keep_staging(&pool, memory);
         });
+        // A borrow ends fastest if it is the latest one.
+        kept.reverse();
         driving.start_call_with(&call.with(input, output), kept, at_end)
     }
 

@@ -25,14 +25,29 @@ pub struct CollectiveBuilder<'a> {
     root: Rank,
     pub(super) input: Option<(RawBuffer, DataType)>,
     pub(super) output: Option<(RawBuffer, DataType)>,
+    timeout: Option<Duration>,
+    /// Most calls have none of them, and small builders make short calls faster.
+    options: Option<Box<Options>>,
+}
+
+/// Options that few collectives have.
+#[derive(Clone, Debug)]
+struct Options {
     send_counts: Vec<u64>,
     receive_counts: Vec<u64>,
     /// Of lists: first those of the input.
     segments: Vec<Transfer>,
     segment_dtypes: [Option<DataType>; 2],
     algorithm: Option<String>,
-    timeout: Option<Duration>,
 }
+
+static NO_OPTIONS: Options = Options {
+    send_counts: Vec::new(),
+    receive_counts: Vec::new(),
+    segments: Vec::new(),
+    segment_dtypes: [None; 2],
+    algorithm: None,
+};
 
 impl Communicator {
     /// A collective of `count` elements of `dtype` ([`Collective`] says how many elements input and
@@ -65,12 +80,8 @@ impl Communicator {
             root: 0,
             input: None,
             output: None,
-            send_counts: Vec::new(),
-            receive_counts: Vec::new(),
-            segments: Vec::new(),
-            segment_dtypes: [None; 2],
-            algorithm: None,
             timeout: None,
+            options: None,
         }
     }
 }
@@ -110,7 +121,7 @@ impl CollectiveBuilder<'_> {
     /// For an all-to-allv: how many elements this rank sends to each rank. They lie one after
     /// another in the input.
     pub fn send_counts(mut self, counts: &[u64]) -> Self {
-        self.send_counts = counts.to_vec();
+        self.options().send_counts = counts.to_vec();
         self
     }
 
@@ -118,7 +129,7 @@ impl CollectiveBuilder<'_> {
     /// another in the output. For an all-gatherv, a gatherv, a scatterv and a reduce-scatterv: how
     /// many elements the part of each rank has, equal on all ranks.
     pub fn receive_counts(mut self, counts: &[u64]) -> Self {
-        self.receive_counts = counts.to_vec();
+        self.options().receive_counts = counts.to_vec();
         self
     }
 
@@ -147,22 +158,23 @@ impl CollectiveBuilder<'_> {
     }
 
     fn with_segments<T: Element>(mut self, segments: &[Buffer<T>], is_send: bool) -> Self {
-        self.segments.retain(|segment| segment.is_send != is_send);
-        let at = if is_send { 0 } else { self.segments.len() };
+        let (collective, element) = (self.collective, self.dtype.size_bytes() as u64);
+        match is_send {
+            true => self.input = None,
+            false => self.output = None,
+        }
+        let options = self.options();
+        (options.segments).retain(|segment| segment.is_send != is_send);
+        let at = if is_send { 0 } else { options.segments.len() };
         let new = (0..).zip(segments).map(|(peer, segment)| Transfer {
             peer,
             is_send,
             buffer: segment.raw().clone(),
         });
-        self.segments.splice(at..at, new);
-        match is_send {
-            true => self.input = None,
-            false => self.output = None,
-        }
-        let element = self.dtype.size_bytes() as u64;
-        let counts = match (self.collective, is_send) {
-            (Collective::AllToAllV, true) => &mut self.send_counts,
-            _ => &mut self.receive_counts,
+        options.segments.splice(at..at, new);
+        let counts = match (collective, is_send) {
+            (Collective::AllToAllV, true) => &mut options.send_counts,
+            _ => &mut options.receive_counts,
         };
         if counts.is_empty() {
             let lengths = segments
@@ -170,14 +182,14 @@ impl CollectiveBuilder<'_> {
                 .map(|s| s.raw().len_bytes() as u64 / element);
             counts.extend(lengths);
         }
-        self.segment_dtypes[usize::from(!is_send)] = Some(T::DTYPE);
+        options.segment_dtypes[usize::from(!is_send)] = Some(T::DTYPE);
         self
     }
 
     /// Names the algorithm (`linerate explain` lists them); otherwise the cost model chooses. All
     /// ranks must name the same one.
     pub fn algorithm(mut self, name: &str) -> Self {
-        self.algorithm = Some(name.into());
+        self.options().algorithm = Some(name.into());
         self
     }
 
@@ -198,6 +210,27 @@ impl CollectiveBuilder<'_> {
         self.communicator.run(&self.call()?)
     }
 
+    /// Runs it and waits for its end, at most for `limit`. What has not ended by then goes on as
+    /// the operation that is returned. So a caller can look at something else now and then, such
+    /// as signals, and short calls are as fast as by [`CollectiveBuilder::run`].
+    ///
+    /// ```
+    /// use linerate::{Collective, Communicator, Config, DataType};
+    /// use std::time::Duration;
+    /// let comm = Communicator::join(0, 1, "a job with limits", Config::default())?;
+    /// let data = comm.alloc::<f32>(4)?;
+    /// let sum = comm.collective(Collective::AllReduce, DataType::F32, 4);
+    /// let left = sum.input(&data).output(&data).run_within(Duration::from_millis(50))?;
+    /// assert!(left.is_none());
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`CollectiveBuilder::run`].
+    pub fn run_within(&self, limit: Duration) -> Result<Option<Operation>> {
+        self.communicator.run_within(&self.call()?, limit)
+    }
+
     /// Starts it and returns at once. Errors: as [`CollectiveBuilder::run`].
     pub fn start(&self) -> Result<Operation> {
         self.communicator.start_and_overlap(&self.call()?)
@@ -208,6 +241,10 @@ impl CollectiveBuilder<'_> {
     /// are, and not registered otherwise. Starts nothing.
     pub fn explain(&self) -> Result<Explanation> {
         self.communicator.explain(&self.call()?)
+    }
+
+    fn options(&mut self) -> &mut Options {
+        (self.options).get_or_insert_with(|| Box::new(NO_OPTIONS.clone()))
     }
 
     /// Whether it is of this communicator.
@@ -222,7 +259,8 @@ impl CollectiveBuilder<'_> {
                 "sends and receives are no collective with a builder: use Communicator::group",
             ));
         }
-        let [inputs, outputs] = self.segment_dtypes;
+        let options = self.options.as_deref().unwrap_or(&NO_OPTIONS);
+        let [inputs, outputs] = options.segment_dtypes;
         let of = |memory: &Option<(RawBuffer, DataType)>| memory.as_ref().map(|(_, dtype)| *dtype);
         for (what, dtype) in [
             ("input", of(&self.input).or(inputs)),
@@ -242,10 +280,10 @@ impl CollectiveBuilder<'_> {
             root: self.root,
             input: self.input.as_ref().map(|(raw, _)| raw),
             output: self.output.as_ref().map(|(raw, _)| raw),
-            send_counts: &self.send_counts,
-            receive_counts: &self.receive_counts,
-            transfers: &self.segments,
-            algorithm: self.algorithm.as_deref(),
+            send_counts: &options.send_counts,
+            receive_counts: &options.receive_counts,
+            transfers: &options.segments,
+            algorithm: options.algorithm.as_deref(),
             timeout: self.timeout.map(checked_timeout).transpose()?,
             borrows: true,
             ..Call::new(self.collective, self.dtype, self.count)

@@ -51,6 +51,16 @@ pub(super) fn lengths_of(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<[u64
     Ok([lengths.input, lengths.output])
 }
 
+/// How many of the bytes that a call uses are not registered.
+pub(super) fn unregistered_bytes(call: &Call<'_>, uses: &Uses) -> u64 {
+    let both = [call.input, call.output].into_iter().zip(uses);
+    let of_both = both.filter_map(|(buffer, used)| Some((buffer?, used.as_ref()?.len())));
+    let transfers = call.transfers.iter().map(|t| &t.buffer);
+    let all = of_both.chain(transfers.map(|buffer| (buffer, buffer.len_bytes())));
+    let unregistered = all.filter(|(buffer, _)| !buffer.is_registered());
+    unregistered.map(|(_, bytes)| bytes as u64).sum()
+}
+
 /// What a rank sends to itself is copied from one buffer to another, so both must have one length.
 fn check_own_transfers(call: &Call<'_>, rank: Rank) -> Result<()> {
     let own = |is_send| {

@@ -190,6 +190,26 @@ impl Communicator {
         self.barrier()
     }
 
+    /// Bytes of collectives and groups of transfers so far, on this rank, that were not in
+    /// registered memory. Shared memory and verbs stage these, or let peers fetch them through the
+    /// kernel; registered ones are used where they lie. TCP takes both alike.
+    ///
+    /// ```
+    /// use linerate::{Communicator, Config, ReduceOp};
+    /// let comm = Communicator::join(0, 1, "a job that counts", Config::default())?;
+    /// comm.all_reduce(&comm.alloc::<f32>(10)?, ReduceOp::Sum)?;
+    /// assert_eq!(comm.unregistered_bytes()?, 0);
+    /// comm.all_reduce(&mut [0f32; 10][..], ReduceOp::Sum)?;
+    /// assert_eq!(comm.unregistered_bytes()?, 40);
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn unregistered_bytes(&self) -> Result<u64> {
+        Ok(self.driving()?.engine().unregistered_bytes)
+    }
+
     /// The first cause if the communicator has failed. Looks for news of the other ranks without
     /// waiting.
     pub fn failure(&self) -> Option<Error> {

@@ -10,6 +10,8 @@ pub(crate) struct Inside {
     pub engine: Engine,
     pub plans: Plans,
     pub repeats: Repeats,
+    /// Bytes of calls so far that are not registered.
+    pub unregistered_bytes: u64,
 }
 
 impl Inside {
@@ -18,6 +20,7 @@ impl Inside {
             engine,
             plans,
             repeats: Repeats::default(),
+            unregistered_bytes: 0,
         }
     }
 }

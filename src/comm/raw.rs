@@ -16,6 +16,11 @@ pub(super) struct Use {
 }
 
 impl Use {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The smallest range that contains both, used exclusively.
     pub fn union(&self, other: &Use) -> Use {
         let start = self.bytes.start.min(other.bytes.start);

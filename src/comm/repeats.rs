@@ -2,7 +2,7 @@
 //! Such a call is not checked or looked up again.
 
 use super::call::Call;
-use super::check::Uses;
+use super::check::{Uses, unregistered_bytes};
 use super::raw::RawBuffer;
 use crate::engine::AtOnce;
 use crate::memory::View;
@@ -24,6 +24,8 @@ pub(super) struct Repeat {
     algorithm: Option<String>,
     /// The bytes of its memory that it uses.
     pub uses: Uses,
+    /// How many of them are not registered.
+    pub unregistered_bytes: u64,
     pub at_once: AtOnce,
 }
 
@@ -50,6 +52,7 @@ impl Repeats {
         let repeat = Repeat {
             memory: memory_of(call).map(Option::<&View>::copied),
             algorithm: call.algorithm.map(String::from),
+            unregistered_bytes: unregistered_bytes(call, &uses),
             uses,
             at_once,
         };

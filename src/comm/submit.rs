@@ -4,10 +4,11 @@
 
 use super::bind::{self, HeldBoth};
 use super::call::{Call, Transfer};
-use super::check::check;
+use super::check::{self, check};
 use super::communicator::Communicator;
 use super::driving::Driving;
 use super::inside::Inside;
+use super::operation::Operation;
 use super::plans::Explanation;
 use super::raw::RawBuffer;
 use crate::engine::{Engine, TaskCall, TaskId};
@@ -15,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Kept, Region, RegionKey};
 use std::borrow::Cow;
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 impl Communicator {
     /// Runs a call to its end. It is faster than to start and wait if the other ranks have already
@@ -22,7 +24,20 @@ impl Communicator {
     #[inline]
     pub(super) fn run(&self, call: &Call<'_>) -> Result<()> {
         let driving = self.driving()?;
-        driving.with_own_registrations(call, |call| driving.run(call))
+        let left = driving.with_own_registrations(call, |call| driving.run(call, None))?;
+        debug_assert!(left.is_none());
+        Ok(())
+    }
+
+    /// As [`Communicator::run`], at most for `limit`: what has not ended by then goes on.
+    pub(super) fn run_within(&self, call: &Call<'_>, limit: Duration) -> Result<Option<Operation>> {
+        let driving = self.driving()?;
+        let left = driving.with_own_registrations(call, |call| driving.run(call, Some(limit)))?;
+        let left = left.map(|task| Operation::new(self, task, None));
+        if left.is_some() {
+            self.settle()?;
+        }
+        Ok(left)
     }
 
     /// What a call would run, if all buffers of other ranks are registered exactly when this rank's
@@ -36,12 +51,15 @@ impl Communicator {
 }
 
 impl Driving {
-    /// Runs a call to its end.
+    /// Runs a call to its end, or for `limit`. Returns a task that has not ended by then.
     #[inline]
-    fn run(&self, call: &Call<'_>) -> Result<()> {
+    fn run(&self, call: &Call<'_>, limit: Option<Duration>) -> Result<Option<TaskId>> {
         let mut inside = self.engine();
         let Inside {
-            engine, repeats, ..
+            engine,
+            repeats,
+            unregistered_bytes,
+            ..
         } = &mut *inside;
         let mut held = None;
         if let Some(known) = repeats.find(call) {
@@ -51,7 +69,10 @@ impl Driving {
             // threads wait that long, but starting an operation would cost much more.
             for turn in 0..=looks.turns {
                 match engine.run_at_once(&known.at_once, looks) {
-                    Some(Ok(())) => return Ok(()),
+                    Some(Ok(())) => {
+                        *unregistered_bytes += known.unregistered_bytes;
+                        return Ok(None);
+                    }
                     Some(Err(error)) => {
                         if engine.failure().is_some() {
                             bind::fail(call, borrows, &error);
@@ -64,7 +85,7 @@ impl Driving {
             }
             held = Some(borrows);
         }
-        self.run_as_task(call, inside, held)
+        self.run_as_task(call, limit, inside, held)
     }
 
     /// Goes on with a call that cannot end at once, or not yet, as a task. `held`: the borrows of a
@@ -73,13 +94,20 @@ impl Driving {
     fn run_as_task(
         &self,
         call: &Call<'_>,
+        limit: Option<Duration>,
         mut inside: MutexGuard<'_, Inside>,
         held: Option<HeldBoth<'_>>,
-    ) -> Result<()> {
+    ) -> Result<Option<TaskId>> {
         let task = self.submit(call, &mut inside, held, true)?;
         drop(inside);
-        self.wait(task, None)?
-            .expect("a wait without a limit ends with a result")
+        match (self.wait(task, limit)?, limit) {
+            (Some(result), _) => result.map(|()| None),
+            (None, Some(_)) => {
+                self.family().end_rest();
+                Ok(Some(task))
+            }
+            (None, None) => unreachable!("a wait without a limit ends with a result"),
+        }
     }
 
     /// Starts a call.
@@ -185,8 +213,10 @@ fn prepare(
         engine,
         plans,
         repeats,
+        unregistered_bytes,
     } = inside;
     let checked = check(call, engine.rank(), engine.ranks())?;
+    *unregistered_bytes += check::unregistered_bytes(call, &checked.uses);
     let plan = plans.plan(call, checked.in_place)?;
     let (arguments, slots) = (bind::arguments(call, &checked), bind::slots(call));
     if let (true, None, Cow::Borrowed(slots)) = (is_blocking, &held, &slots)

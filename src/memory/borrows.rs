@@ -76,6 +76,28 @@ pub struct Borrows {
 struct State {
     borrows: Vec<Borrow>,
     tickets: u64,
+    /// Ranges that contain those of all readers and of all writers. Tensors that are used in the
+    /// order in which they lie meet neither, so that nothing else is looked at.
+    readers: Range<usize>,
+    writers: Range<usize>,
+}
+
+impl State {
+    /// Whether a use of these bytes can meet another one.
+    fn may_meet(&self, bytes: &Range<usize>, access: Access) -> bool {
+        meet(bytes, &self.writers) || access == Access::Exclusive && meet(bytes, &self.readers)
+    }
+}
+
+fn meet(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start.max(other.start) < one.end.min(other.end)
+}
+
+fn extend(all: &mut Range<usize>, by: &Range<usize>) {
+    *all = match all.start < all.end {
+        true => all.start.min(by.start)..all.end.max(by.end),
+        false => by.clone(),
+    };
 }
 
 /// Whether a range of bytes may be used as memory, or only copied.
@@ -142,9 +164,12 @@ impl Borrows {
     ) -> Result<(u64, Condition)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut condition = Condition::Sound;
-        for other in &state.borrows {
-            let start = other.bytes.start.max(bytes.start);
-            let meets = start < other.bytes.end.min(bytes.end);
+        let others = match state.may_meet(&bytes, access) {
+            true => &state.borrows[..],
+            false => &[],
+        };
+        for other in others {
+            let meets = meet(&other.bytes, &bytes);
             let is_failed = matches!(other.user, User::Failed(_) | User::GivenUp(_));
             let is_shared = access == Access::Shared && other.access == Access::Shared;
             if !meets || is_shared && !is_failed {
@@ -154,6 +179,10 @@ impl Borrows {
                 return Err(in_use(&bytes, other.user));
             }
             condition = Condition::Failed;
+        }
+        match access {
+            Access::Shared => extend(&mut state.readers, &bytes),
+            Access::Exclusive => extend(&mut state.writers, &bytes),
         }
         state.tickets += 1;
         let ticket = state.tickets;
@@ -173,15 +202,23 @@ impl Borrows {
         if let Some(index) = state.borrows.iter().rposition(|b| b.ticket == ticket) {
             state.borrows.swap_remove(index);
         }
+        if state.borrows.is_empty() {
+            (state.readers, state.writers) = (0..0, 0..0);
+        }
     }
 
     /// The operation of a borrow has failed, and peers may still reach the bytes.
     fn fail(&self, ticket: u64, failed: fn(&'static str) -> User) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(borrow) = state.borrows.iter_mut().find(|b| b.ticket == ticket)
+        let State {
+            borrows, writers, ..
+        } = &mut *state;
+        if let Some(borrow) = borrows.iter_mut().find(|b| b.ticket == ticket)
             && let User::Operation(name) = borrow.user
         {
             borrow.user = failed(name);
+            // Even readers meet it from now on.
+            extend(writers, &borrow.bytes);
         }
     }
 }

@@ -145,9 +145,12 @@ impl Options {
             .collective(collective, dtype, count)
             .op(self.op)
             .root(self.root);
-        built = built
-            .send_counts(&self.send_counts)
-            .receive_counts(&self.receive_counts);
+        if !self.send_counts.is_empty() {
+            built = built.send_counts(&self.send_counts);
+        }
+        if !self.receive_counts.is_empty() {
+            built = built.receive_counts(&self.receive_counts);
+        }
         if let Some(algorithm) = &self.algorithm {
             built = built.algorithm(algorithm);
         }
@@ -167,9 +170,14 @@ impl Options {
         // SAFETY: the memory is as long as the collective says, which was checked, and is kept by
         // the operation until that has ended. That nothing else uses it meanwhile is the caller's
         // to see to, as with any array that threads share.
-        let started = unsafe { built.at(input, output) }
-            .and_then(|it| it.start())
-            .or_raise(py)?;
+        let built = unsafe { built.at(input, output) }.or_raise(py)?;
+        let started = match self.is_started {
+            true => Some(built.start()),
+            false => py.detach(|| built.run_within(waiting::SLICE)).transpose(),
+        };
+        let Some(started) = started.transpose().or_raise(py)? else {
+            return Ok(None);
+        };
         let keep = [arguments.input, arguments.output];
         let keep = keep.into_iter().flatten().map(|memory| memory.keep);
         self.finish(communicator, started, keep.collect())
@@ -278,6 +286,7 @@ impl Options {
         if self.is_started {
             return Ok(Some(operation));
         }
+        communicator.py().check_signals()?;
         operation.wait_for(communicator.py(), None)?;
         Ok(None)
     }

@@ -103,6 +103,13 @@ impl Communicator {
         Ok(self.get(py)?.transport())
     }
 
+    /// Bytes of collectives so far, on this rank, that were not in registered memory: shared memory
+    /// and verbs stage these, or let other ranks fetch them through the kernel.
+    #[getter]
+    fn unregistered_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        self.get(py)?.unregistered_bytes().or_raise(py)
+    }
+
     /// Sets the number of seconds that an operation may make no progress before the communicator
     /// fails.
     fn set_timeout(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {

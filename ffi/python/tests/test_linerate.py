@@ -265,6 +265,7 @@ class Alone(ranks.Alone):
             self.assertEqual((array.dtype, buffer.dtype), (same.dtype, dtype))
             array[:] = 1
             self.comm.all_reduce(array)
+            self.assertEqual(self.comm.unregistered_bytes, 0)
             del buffer
             gc.collect()
             array += array
@@ -277,6 +278,8 @@ class Alone(ranks.Alone):
         for _ in range(1000):
             wide.__dlpack__()
         own = numpy.zeros(4096, "u1")
+        self.comm.all_reduce(own)
+        self.assertEqual(self.comm.unregistered_bytes, 4096)
         self.comm.register(own)
         self.refused("registered already", self.comm.register, own)
         self.comm.all_reduce(own)

@@ -93,6 +93,10 @@ fn of_communicator(held: &mut Held) -> Vec<Case> {
             is_refused(comm.deregister(held.registered.raw().view().as_ptr())),
         ),
         (
+            "Communicator::unregistered_bytes",
+            is_refused(comm.unregistered_bytes()),
+        ),
+        (
             "Communicator::failure",
             comm.failure() == Some(Error::Forked),
         ),
@@ -176,6 +180,10 @@ fn of_builder(held: &mut Held) -> Vec<Case> {
         ("Batch::run", is_refused(batch.run())),
         ("Batch::start", is_refused(batch.start())),
         ("CollectiveBuilder::run", is_refused(made.run())),
+        (
+            "CollectiveBuilder::run_within",
+            is_refused(made.run_within(Duration::from_secs(1))),
+        ),
         ("CollectiveBuilder::start", is_refused(made.start())),
         ("CollectiveBuilder::explain", is_refused(made.explain())),
     ]
