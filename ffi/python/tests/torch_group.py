@@ -23,9 +23,10 @@ def join(rank, size, folder, name="store", seconds=60):
 
 def start_all(run):
     """Runs run(rank, ranks, folder) in as many processes as each argument of the command says."""
-    for ranks in map(int, sys.argv[1:]):
+    for ranks in [int(argument) for argument in sys.argv[1:] if argument.isdigit()]:
         with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.spawn(run, (ranks, folder), ranks)
+            # Forked after torch was imported, which takes seconds, and before it has threads.
+            multiprocessing.start_processes(run, (ranks, folder), ranks, start_method="fork")
 
 
 def values(rank, shape, dtype):

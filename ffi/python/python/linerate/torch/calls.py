@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,12 +10,27 @@ from typing import Any
 
 import linerate
 import torch
-from linerate.torch.tensors import copy, copy_back, memory_of, operator_of, pack, unpack
+from linerate.torch.detail import Record
+from linerate.torch.monitored import monitored_barrier
+from linerate.torch.tensors import (
+    copy,
+    copy_back,
+    is_plain,
+    memory_of,
+    moved,
+    operator_of,
+    pack,
+    packed,
+    packed_output,
+    unpack,
+    width_of,
+)
 from linerate.torch.work import Notifier, Work
 
 WORKS_KEPT = 1024
-# Tags of torch are 0 or more in 31 bits.
-_TAG_OF_ARRIVALS, _TAG_OF_ANSWERS = 0xFFFF_FF01, 0xFFFF_FF02
+
+# Calls that compute nothing: linerate need not have the type of what they move.
+_MOVING = frozenset(("all_gather", "all_to_all", "broadcast", "gather", "recv", "scatter", "send"))
 
 _is_profiled = torch._C._autograd._profiler_enabled
 
@@ -66,6 +80,8 @@ class State:
         # The result of all calls that had ended when they returned.
         self.done = Work((), (), None, None, None)
         self.name = ""
+        # The last calls, for the text of a mismatch, if those are wanted.
+        self.record: Record | None = None
         self.end: weakref.finalize[..., Any] | None = None
 
     def close(self) -> None:
@@ -79,14 +95,21 @@ _IS_OPERATOR = (torch.distributed.ReduceOp, type(torch.distributed.ReduceOp.SUM)
 class Options:
     """The options of a call, in whatever form torch or a caller gives them."""
 
-    __slots__ = ("op", "root", "timeout", "is_started")
+    __slots__ = ("op", "root", "tag", "timeout", "is_started")
 
     def __init__(self, opts: Any = None, op: Any = None, root: int | None = None, timeout: timedelta | None = None) -> None:
         given = getattr(opts, "reduceOp", opts) if op is None else op
         self.op = operator_of(given) if isinstance(given, _IS_OPERATOR) else "sum"
         self.root = getattr(opts, "rootRank", 0) if root is None else root
+        self.tag = 0
         self.timeout = _seconds(getattr(opts, "timeout", None) if timeout is None else timeout)
         self.is_started = getattr(opts, "asyncOp", True)
+
+
+def _to(peer: int, tag: int) -> Options:
+    options = Options(root=peer)
+    options.tag = tag
+    return options
 
 
 class Calls:
@@ -132,10 +155,14 @@ class Calls:
         start: Callable[..., linerate.Operation | None],
         options: Options,
         after: Callable[[], None] | None = None,
+        inputs: Sequence[Any] = (),
     ) -> Work:
         """Starts a call, or runs it where its caller waits for it anyway."""
         state = self.state
         state.sequence += 1
+        if state.record is not None:
+            state.record.note(name, tensors, inputs, options.op, options.root, options.tag)
+            start = state.record.explaining(start)
         if _is_profiled():
             # torch's profiler shows it by name, bytes and group.
             with torch.autograd.profiler.record_function(f"linerate:{name} {_describe(tensors)} {state.name}"):
@@ -147,6 +174,7 @@ class Calls:
                 after()
             return state.done
         work = Work((operation,), tensors, state.notifier, after, state.works)
+        work.record = state.record
         if state.coalesced is not None:
             state.coalesced.append(work)
         if state.works is not None and len(state.works) > WORKS_KEPT:
@@ -156,15 +184,20 @@ class Calls:
         return work
 
     def _inout(
-        self, name: str, tensor: torch.Tensor, tensors: Sequence[Any], call: Callable[..., Any], options: Options
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        tensors: Sequence[Any],
+        call: Callable[..., Any],
+        options: Options,
+        after: Callable[[], None] | None = None,
     ) -> Work:
         """A call in place, by a copy where the tensor has gaps."""
-        memory = memory_of(tensor)
-        if tensor.is_contiguous():
-            return self._run(name, tensors, lambda **how: call(memory, **how), options)
-        packed = tensor.detach().contiguous()
-        memory = memory_of(packed)
-        return self._run(name, tensors, lambda **how: call(memory, **how), options, lambda: copy(tensor, packed))
+        if tensor.layout == torch.strided and not is_plain(tensor):
+            gapless = packed_output(tensor)
+            return self._inout(name, gapless, tensors, call, options, lambda: copy(tensor, gapless))
+        memory = memory_of(moved(tensor) if name in _MOVING else tensor)
+        return self._run(name, tensors, lambda **how: call(memory, **how), options, after)
 
     def _outs(
         self,
@@ -178,8 +211,10 @@ class Calls:
         *more: Any,
     ) -> Work:
         """A call from one tensor to another."""
+        if name in _MOVING:
+            source, target = moved(source), moved(target)
         given, taken = memory_of(source), memory_of(target)
-        return self._run(name, tensors, lambda **how: call(given, taken, *more, **how), options, after)
+        return self._run(name, tensors, lambda **how: call(given, taken, *more, **how), options, after, [source])
 
     # Collectives.
 
@@ -195,10 +230,10 @@ class Calls:
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         options = Options(opts)
-        op, packed = options.op, pack(tensors)
-        memory, all_reduce = memory_of(packed), self.state.communicator.all_reduce
+        op, together = options.op, pack(tensors)
+        memory, all_reduce = memory_of(together), self.state.communicator.all_reduce
         start = lambda **how: all_reduce(memory, op=op, **how)  # noqa: E731
-        return self._run("all_reduce_coalesced", tensors, start, options, lambda: unpack(packed, tensors))
+        return self._run("all_reduce_coalesced", tensors, start, options, lambda: unpack(together, tensors))
 
     def _allreduce_sparse(self, tensor: torch.Tensor, options: Options) -> Work:
         """The sum of sparse tensors: all ranks' entries are gathered, and added. It waits."""
@@ -249,7 +284,7 @@ class Calls:
         return self._inout("reduce", tensor, [tensor], lambda memory, **how: reduce(memory, root, op=op, **how), options)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        source, target, options = input.detach().contiguous(), output.detach().contiguous(), Options(opts)
+        source, target, options = packed(input), packed_output(output), Options(opts)
         gather, after = self.state.communicator.all_gather, lambda: copy_back(output, target)
         return self._outs("all_gather", gather, source, target, options, after, [output])
 
@@ -258,12 +293,13 @@ class Calls:
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        source = _one(inputs, "all_gather").detach().contiguous()
+        source = packed(_one(inputs, "all_gather"))
         parts, options = _parts(outputs, "all_gather", self.size()), Options(opts, timeout=timeout)
         for part in parts:
             if part.dtype != source.dtype:
                 raise linerate.InvalidArgument(f"all_gather of {source.dtype} into a tensor of {part.dtype}")
-        counts = [part.numel() for part in parts]
+        source = moved(source)
+        counts = [part.numel() * width_of(part) for part in parts]
         target = source.new_empty(sum(counts))
         gather, after = self.state.communicator.all_gather_v, lambda: unpack(target, parts)
         return self._outs("all_gather", gather, source, target, options, after, [list(parts)], counts)
@@ -271,7 +307,7 @@ class Calls:
     def allgather_coalesced(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
         if outputs and len(outputs) != self.size():
             raise linerate.InvalidArgument(f"all_gather_coalesced takes a list for each of {self.size()} ranks, and got {len(outputs)}")
-        source, options = pack(inputs), Options(opts)
+        source, options = pack(inputs, is_moved=True), Options(opts)
         target = source.new_empty(self.size(), source.numel())
         gather = self.state.communicator.all_gather
 
@@ -289,7 +325,7 @@ class Calls:
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        source, target, options = input.detach().contiguous(), output.detach().contiguous(), Options(opts)
+        source, target, options = packed(input), packed_output(output), Options(opts)
         op, scatter = options.op, self.state.communicator.reduce_scatter
         call = lambda given, taken, **how: scatter(given, taken, op=op, **how)  # noqa: E731
         return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(output, target), [output])
@@ -301,7 +337,7 @@ class Calls:
     ) -> Work:
         output, options = _one(outputs, "reduce_scatter"), Options(opts, op=op, timeout=timeout)
         parts = _parts(inputs, "reduce_scatter", self.size())
-        source, target = pack(parts), output.detach().contiguous()
+        source, target = pack(parts), packed_output(output)
         counts, op = [part.numel() for part in parts], options.op
         scatter = self.state.communicator.reduce_scatter_v
         call = lambda given, taken, **how: scatter(given, taken, counts, op=op, **how)  # noqa: E731
@@ -314,7 +350,7 @@ class Calls:
         each.is_started = True
         works = []
         for out, own in zip(outputs, inputs):
-            source, target = own.detach().contiguous(), out.detach().contiguous()
+            source, target = packed(own), packed_output(out)
             scatter = self.state.communicator.reduce_scatter
             call = lambda given, taken, **how: scatter(given, taken, op=each.op, **how)  # noqa: E731
             after = lambda out=out, target=target: copy_back(out, target)  # noqa: E731
@@ -325,44 +361,45 @@ class Calls:
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         options = Options(opts, root=root, timeout=timeout)
-        source, root = _one(inputs, "gather").detach().contiguous(), options.root
-        given, gather = memory_of(source), self.state.communicator.gather
+        source, root = packed(_one(inputs, "gather")), options.root
+        given, gather = memory_of(moved(source)), self.state.communicator.gather
         if self.rank() != root:
             if outputs and outputs[0]:
                 raise linerate.InvalidArgument(f"gather: rank {self.rank()} is not the root, and has a list of outputs")
-            return self._run("gather", outputs, lambda **how: gather(given, None, root, **how), options)
+            start = lambda **how: gather(given, None, root, **how)  # noqa: E731
+            return self._run("gather", [], start, options, inputs=[source])
         parts = _parts(outputs, "gather", self.size())
         target = source.new_empty(source.numel() * self.size())
-        taken = memory_of(target)
+        taken = memory_of(moved(target))
         for part in parts:
             if part.dtype != source.dtype or part.numel() != source.numel():
                 raise linerate.InvalidArgument(
                     f"gather of {source.numel()} elements of {source.dtype} into {part.numel()} of {part.dtype}"
                 )
         start = lambda **how: gather(given, taken, root, **how)  # noqa: E731
-        return self._run("gather", [list(parts)], start, options, lambda: unpack(target, parts))
+        return self._run("gather", [list(parts)], start, options, lambda: unpack(target, parts), [source])
 
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         options = Options(opts)
-        source, target, root = input.detach().contiguous(), output.detach().contiguous(), options.root
-        given, gather = memory_of(source), self.state.communicator.gather
-        taken = memory_of(target) if self.rank() == root else None
+        source, target, root = packed(input), packed_output(output), options.root
+        given, gather = memory_of(moved(source)), self.state.communicator.gather
+        taken = memory_of(moved(target)) if self.rank() == root else None
         start = lambda **how: gather(given, taken, root, **how)  # noqa: E731
-        return self._run("gather", [output], start, options, lambda: copy_back(output, target))
+        return self._run("gather", [output], start, options, lambda: copy_back(output, target), [source])
 
     gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         options = Options(opts, root=root, timeout=timeout)
         output, root = _one(outputs, "scatter"), options.root
-        target = output.detach().contiguous()
-        taken, given, scatter = memory_of(target), None, self.state.communicator.scatter
+        target = packed_output(output)
+        taken, given, scatter = memory_of(moved(target)), None, self.state.communicator.scatter
         if self.rank() == root:
             parts = _parts(inputs, "scatter", self.size())
             for part in parts:
                 if part.numel() != output.numel():
                     raise linerate.InvalidArgument(f"scatter of {part.numel()} elements into {output.numel()}")
-            given = memory_of(pack(parts))
+            given = memory_of(pack(parts, is_moved=True))
         start = lambda **how: scatter(taken, given, root, **how)  # noqa: E731
         return self._run("scatter", [output], start, options, lambda: copy_back(output, target))
 
@@ -374,7 +411,7 @@ class Calls:
         input_splits: Sequence[int] = (),
         opts: Any = None,
     ) -> Work:
-        source, target, options = input.detach().contiguous(), output.detach().contiguous(), Options(opts)
+        source, target, options = packed(input), packed_output(output), Options(opts)
         sent, received = self._counts(source, input_splits), self._counts(target, output_splits)
         exchange = self.state.communicator.all_to_all_v
         call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
@@ -391,13 +428,13 @@ class Calls:
             splits = [rows // self.size()] * self.size()
         if sum(splits) != rows or len(splits) != self.size():
             raise linerate.InvalidArgument(f"all_to_all_single: splits {list(splits)} of {rows} rows for {self.size()} ranks")
-        width = tensor.numel() // rows if rows else 0
+        width = tensor.numel() // rows * width_of(tensor) if rows else 0
         return [split * width for split in splits]
 
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
-        source, options = pack(_parts(inputs, "all_to_all", self.size())), Options(opts)
+        source, options = pack(_parts(inputs, "all_to_all", self.size()), is_moved=True), Options(opts)
         parts = _parts(outputs, "all_to_all", self.size())
-        sent, received = ([part.numel() for part in each] for each in (inputs, parts))
+        sent, received = ([part.numel() * width_of(part) for part in each] for each in (inputs, parts))
         target, exchange = source.new_empty(sum(received)), self.state.communicator.all_to_all_v
         call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
         return self._outs("all_to_all", call, source, target, options, lambda: unpack(target, parts), list(parts))
@@ -409,71 +446,25 @@ class Calls:
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose errors name the ranks that have not come, in the words of Gloo."""
         limit = _seconds(timeout) or self.state.timeout
-        end, number = time.monotonic() + limit, next(self.state.barriers)
-        comm, millis = self.state.communicator, int(limit * 1000)
-        told = torch.tensor([number, 0])
-        if self.rank() != 0:
-            comm.send(memory_of(told), 0, _TAG_OF_ARRIVALS, async_op=True)
-            while True:
-                answer = torch.zeros(2, dtype=torch.int64)
-                receive = comm.recv(memory_of(answer), 0, _TAG_OF_ANSWERS, async_op=True)
-                # Rank 0 waits as long for each of the others, and its answer must not come too late.
-                if not receive.wait(max(end + 1.0 - time.monotonic(), 0.0)):
-                    receive.cancel_receive()
-                elif answer[0] < number:
-                    continue
-                elif answer[1] == 0:
-                    return
-                raise RuntimeError(
-                    f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting "
-                    "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
-                )
-        arrived, missing = [], []
-        for rank in range(1, self.size()):
-            if self._has_arrived(rank, number, end):
-                arrived.append(rank)
-            else:
-                missing.append(rank)
-                if not wait_all_ranks:
-                    break
-        answer = torch.tensor([number, len(missing)])
-        for rank in arrived:
-            comm.send(memory_of(answer), rank, _TAG_OF_ANSWERS, async_op=True)
-        if missing:
-            ranks = ", ".join(map(str, missing))
-            raise RuntimeError(
-                f"[Rank 0]: Rank{'s' if len(missing) > 1 else ''} {ranks} failed to pass monitoredBarrier in {millis} ms"
-            )
-
-    def _has_arrived(self, rank: int, number: int, end: float) -> bool:
-        while True:
-            said = torch.zeros(2, dtype=torch.int64)
-            receive = self.state.communicator.recv(memory_of(said), rank, _TAG_OF_ARRIVALS, async_op=True)
-            try:
-                if not receive.wait(max(end - time.monotonic(), 0.0)):
-                    receive.cancel_receive()
-                    return False
-            except linerate.Error:
-                return False
-            # One of a barrier that has failed before is not this one.
-            if said[0] >= number:
-                return True
+        monitored_barrier(self.state.communicator, next(self.state.barriers), limit, wait_all_ranks)
 
     # Messages.
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
-        memory, send = memory_of(_one(tensors, "send").detach().contiguous()), self.state.communicator.send
-        return self._run("send", tensors, lambda **how: send(memory, peer, tag, **how), Options())
+        tensor, send = packed(_one(tensors, "send")), self.state.communicator.send
+        memory = memory_of(moved(tensor))
+        start = lambda **how: send(memory, peer, tag, **how)  # noqa: E731
+        return self._run("send", tensors, start, _to(peer, tag))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         receive = self.state.communicator.recv
         call = lambda memory, **how: receive(memory, peer, tag, **how)  # noqa: E731
-        return self._inout("recv", _one(tensors, "recv"), tensors, call, Options())
+        return self._inout("recv", _one(tensors, "recv"), tensors, call, _to(peer, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         receive = self.state.communicator.recv
         call = lambda memory, **how: receive(memory, None, tag, **how)  # noqa: E731
-        return self._inout("recv", _one(tensors, "recv"), tensors, call, Options())
+        return self._inout("recv", _one(tensors, "recv"), tensors, call, _to(-1, tag))
 
     # Several calls as one.
 
@@ -485,6 +476,7 @@ class Calls:
                 work._finish()
 
         work = Work(operations, tensors, self.state.notifier, after, self.state.works)
+        work.record = self.state.record
         if not getattr(opts, "asyncOp", True):
             work.wait()
         return work

@@ -13,6 +13,7 @@ import linerate
 import torch
 import torch.distributed as dist
 from linerate.torch.calls import Calls, State
+from linerate.torch.detail import Record, is_wanted
 from linerate.torch.work import Notifier
 from torch._C import _distributed_c10d as c10d
 
@@ -86,6 +87,8 @@ def create(options: Any, group_options: Any = None) -> Any:
     notifier.join()
     # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without Python's part.
     state = State(communicator, notifier, limit, None if HAS_BACKEND else {})
+    if is_wanted():
+        state.record = Record(options.store, rank, size, lambda: state.timeout)
     if not members:
         with _World.lock:
             _World.state = state

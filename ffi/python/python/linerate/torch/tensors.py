@@ -73,29 +73,68 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     return tensor.data_ptr(), tensor.numel(), dtype, tensor
 
 
-def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A copy of several tensors, one after the other."""
-    for tensor in tensors:
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor is its elements, one after the other."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def packed(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor with these elements: itself, or a copy."""
+    if tensor.layout != torch.strided:
         check(tensor)
+    return tensor.detach() if is_plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def packed_output(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor whose elements are copied to this one later."""
+    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+        raise linerate.InvalidArgument("an output has several elements at one place in memory: give a tensor that was not expanded")
+    return packed(tensor)
+
+
+def moved(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor for a call that only moves it: where linerate does not have its type, its bytes."""
+    return tensor if tensor.dtype in _TYPES or tensor.layout != torch.strided else tensor.reshape(-1).view(torch.uint8)
+
+
+def width_of(tensor: torch.Tensor) -> int:
+    """The elements that moved() makes of one element."""
+    return 1 if tensor.dtype in _TYPES else tensor.element_size()
+
+
+def pack(tensors: Sequence[torch.Tensor], is_moved: bool = False) -> torch.Tensor:
+    """A copy of several tensors, one after the other; is_moved: as moved() has each."""
+    for tensor in tensors:
         if tensor.dtype != tensors[0].dtype:
             raise linerate.InvalidArgument(f"a list has tensors of {tensors[0].dtype} and of {tensor.dtype}: give one type")
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
+    if not tensors:
+        return torch.empty(0)
+    if is_moved:
+        tensors = [moved(packed(tensor)) for tensor in tensors]
+    for tensor in tensors:
+        check(tensor)
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    if source.dtype != target.dtype:
+        source = source.view(target.dtype)
+    if source.shape != target.shape:
+        source = source.view(target.shape)
     with torch.no_grad():
         target.copy_(source)
 
 
 def copy_back(output: torch.Tensor, target: torch.Tensor) -> None:
     """Copies to a tensor with gaps from the one without that stood for it."""
-    if target.data_ptr() != output.data_ptr():
+    if target.data_ptr() != output.data_ptr() or not is_plain(output):
         copy(output, target)
 
 
-def unpack(packed: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+def unpack(together: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Copies what lies together to several tensors."""
     at = 0
     for tensor in tensors:
-        copy(tensor, packed[at : at + tensor.numel()].view(tensor.shape))
-        at += tensor.numel()
+        count = tensor.numel() * (width_of(tensor) if together.dtype == torch.uint8 else 1)
+        copy(tensor, together[at : at + count])
+        at += count

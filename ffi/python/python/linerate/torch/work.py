@@ -10,6 +10,7 @@ from typing import Any
 
 import linerate
 import torch
+from linerate.torch.detail import Record
 from torch._C._distributed_c10d import Work as BaseWork
 
 _NO_LIMIT = timedelta(0)
@@ -88,6 +89,9 @@ class Notifier:
 class Work(BaseWork):  # type: ignore[misc]
     """Operations under way, or one that had nothing to do."""
 
+    # What explains a mismatch, if that is wanted.
+    record: Record | None = None
+
     def __init__(
         self,
         operations: Sequence[linerate.Operation],
@@ -128,9 +132,11 @@ class Work(BaseWork):  # type: ignore[misc]
         for operation in self._operations:
             try:
                 has_ended = operation.wait(limit or None)
-            except linerate.Error:
+            except linerate.Error as error:
                 self._let_go()
-                raise
+                if self.record is None:
+                    raise
+                raise self.record.explained(error) from None
             if not has_ended:
                 raise linerate.Timeout(f"an operation has not ended after {limit} s; it goes on")
         self._finish()
