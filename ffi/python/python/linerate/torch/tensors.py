@@ -35,6 +35,7 @@ for _torch, _ours in (
     if hasattr(torch, _torch):
         _TYPES[getattr(torch, _torch)] = _ours
 
+_SUM = dist.ReduceOp.SUM
 _OPERATORS = (
     (dist.ReduceOp.SUM, "sum"),
     (dist.ReduceOp.AVG, "avg"),
@@ -49,6 +50,8 @@ _OPERATORS = (
 
 def operator_of(op: Any) -> str:
     """The name that linerate has for an operator of torch."""
+    if op == _SUM:
+        return "sum"
     for known, name in _OPERATORS:
         if op == known:
             return name
@@ -69,8 +72,7 @@ def check(tensor: torch.Tensor) -> str:
 
 def memory_of(tensor: torch.Tensor) -> Memory:
     """A tensor without gaps as memory, which keeps the tensor."""
-    dtype = check(tensor)
-    return tensor.data_ptr(), tensor.numel(), dtype, tensor
+    return tensor.data_ptr(), tensor.numel(), check(tensor), tensor
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
