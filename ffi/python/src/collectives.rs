@@ -8,6 +8,7 @@ use crate::operation::{Operation, sweep};
 use crate::waiting;
 use linerate::{Buffer, Collective, DataType, ReduceOp, Tagged};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::time::Duration;
 
@@ -16,59 +17,95 @@ pub struct Arguments {
     collective: Collective,
     input: Option<Memory>,
     output: Option<Memory>,
-    /// Both are one.
+    /// Lists in place of them: a part of each rank.
+    inputs: Vec<Memory>,
+    outputs: Vec<Memory>,
+    /// Input and output are one.
     in_place: bool,
 }
 
 impl Arguments {
-    pub fn new(collective: Collective) -> Arguments {
-        Arguments {
+    /// Memory that is read, and memory that is written. Either may be a list.
+    pub fn of(
+        collective: Collective,
+        input: Option<&Bound<'_, PyAny>>,
+        output: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Arguments> {
+        let (input, inputs) = one_or_list("input", input, false)?;
+        let (output, outputs) = one_or_list("output", output, true)?;
+        Ok(Arguments {
             collective,
-            input: None,
-            output: None,
+            input,
+            output,
+            inputs,
+            outputs,
             in_place: false,
-        }
+        })
     }
 
     /// Memory that is read, and memory that is written; the same without the latter.
     pub fn inout(
-        mut self,
+        collective: Collective,
         input: &Bound<'_, PyAny>,
         output: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Arguments> {
-        match output {
-            Some(output) => self.input(input)?.output(output),
-            None => {
-                self.output = Some(Memory::of("data", input, true)?);
-                self.in_place = true;
-                Ok(self)
-            }
+        if output.is_some() {
+            return Arguments::of(collective, Some(input), output);
         }
+        Ok(Arguments {
+            output: Some(Memory::of("data", input, true)?),
+            in_place: true,
+            ..Arguments::of(collective, None, None)?
+        })
     }
+}
 
-    pub fn input(mut self, input: &Bound<'_, PyAny>) -> PyResult<Arguments> {
-        self.input = Some(Memory::of("input", input, false)?);
-        Ok(self)
-    }
+/// The memory of an argument, or that of each segment of a list.
+fn one_or_list(
+    name: &str,
+    argument: Option<&Bound<'_, PyAny>>,
+    is_written: bool,
+) -> PyResult<(Option<Memory>, Vec<Memory>)> {
+    let Some(argument) = argument else {
+        return Ok((None, Vec::new()));
+    };
+    let Ok(list) = argument.cast::<PyList>() else {
+        return Ok((Some(Memory::of(name, argument, is_written)?), Vec::new()));
+    };
+    let name = |number: usize| format!("segment {number} of the {name}");
+    let all = list.iter().enumerate();
+    let all = all.map(|(number, each)| Memory::of(&name(number), &each, is_written));
+    Ok((None, all.collect::<PyResult<_>>()?))
+}
 
-    pub fn output(mut self, output: &Bound<'_, PyAny>) -> PyResult<Arguments> {
-        self.output = Some(Memory::of("output", output, true)?);
-        Ok(self)
+/// A segment as memory of a list.
+fn adopt(
+    py: Python<'_>,
+    comm: &linerate::Communicator,
+    segment: &Memory,
+    dtype: DataType,
+) -> PyResult<Buffer<u8>> {
+    if segment.dtype != dtype {
+        return Err(invalid(
+            py,
+            format!(
+                "a list has segments of {dtype} and of {}: give one type",
+                segment.dtype
+            ),
+        ));
     }
-
-    pub fn maybe_input(self, input: Option<&Bound<'_, PyAny>>) -> PyResult<Arguments> {
-        match input {
-            Some(input) => self.input(input),
-            None => Ok(self),
-        }
+    if segment.count > 0 && !segment.address.is_multiple_of(dtype.size_bytes().min(8)) {
+        return Err(invalid(
+            py,
+            format!(
+                "a segment of {dtype} at {:#x} is not aligned",
+                segment.address
+            ),
+        ));
     }
-
-    pub fn maybe_output(self, output: Option<&Bound<'_, PyAny>>) -> PyResult<Arguments> {
-        match output {
-            Some(output) => self.output(output),
-            None => Ok(self),
-        }
-    }
+    let bytes = segment.count as usize * dtype.size_bytes();
+    // SAFETY: the operation keeps the memory; see `Options::run`.
+    unsafe { comm.adopt(with_exposed_provenance_mut::<u8>(segment.address), bytes) }.or_raise(py)
 }
 
 /// What all calls take.
@@ -110,14 +147,16 @@ impl Options {
         self
     }
 
-    pub fn with_counts(mut self, send: Vec<u64>, receive: Vec<u64>) -> Options {
-        (self.send_counts, self.receive_counts) = (send, receive);
+    /// `None`: those of lists.
+    pub fn with_counts(mut self, send: Option<Vec<u64>>, receive: Option<Vec<u64>>) -> Options {
+        self.send_counts = send.unwrap_or_default();
+        self.receive_counts = receive.unwrap_or_default();
         self
     }
 
     /// Runs a collective, or starts it.
     pub fn run(
-        self,
+        mut self,
         communicator: &Bound<'_, Communicator>,
         arguments: Arguments,
     ) -> PyResult<Option<Operation>> {
@@ -126,19 +165,22 @@ impl Options {
         let comm = communicator.get().get(py)?;
         let (collective, of) = (arguments.collective, &arguments);
         let both = [of.input.as_ref(), of.output.as_ref()];
-        let dtype = match both {
-            [Some(input), Some(output)] if input.dtype != output.dtype => {
+        let first = |one: Option<&'_ Memory>, list: &[Memory]| {
+            one.or(list.first()).map(|memory| memory.dtype)
+        };
+        let dtype = match [first(both[0], &of.inputs), first(both[1], &of.outputs)] {
+            [Some(input), Some(output)] if input != output => {
                 return Err(invalid(
                     py,
                     format!(
-                        "the input of {collective} has elements of {}, and the output of {}: give one type",
-                        input.dtype, output.dtype
+                        "the input of {collective} has elements of {input}, and the output of {output}: give one type"
                     ),
                 ));
             }
-            [Some(one), _] | [None, Some(one)] => one.dtype,
+            [Some(one), _] | [None, Some(one)] => one,
             _ => DataType::U8,
         };
+        self.count_segments(of);
         let count = self.count(py, comm.ranks(), of)?;
         self.check(py, (comm.rank(), comm.ranks()), count, of)?;
         let mut built = comm
@@ -150,6 +192,17 @@ impl Options {
         }
         if !self.receive_counts.is_empty() {
             built = built.receive_counts(&self.receive_counts);
+        }
+        for (list, is_input) in [(&of.inputs, true), (&of.outputs, false)] {
+            if list.is_empty() {
+                continue;
+            }
+            let adopted = list.iter().map(|segment| adopt(py, &comm, segment, dtype));
+            let adopted = adopted.collect::<PyResult<Vec<_>>>()?;
+            built = match is_input {
+                true => built.inputs(&adopted),
+                false => built.outputs(&adopted),
+            };
         }
         if let Some(algorithm) = &self.algorithm {
             built = built.algorithm(algorithm);
@@ -178,9 +231,26 @@ impl Options {
         let Some(started) = started.transpose().or_raise(py)? else {
             return Ok(None);
         };
-        let keep = [arguments.input, arguments.output];
-        let keep = keep.into_iter().flatten().map(|memory| memory.keep);
+        let keep = arguments.input.into_iter().chain(arguments.output);
+        let keep = keep.chain(arguments.inputs).chain(arguments.outputs);
+        let keep = keep.map(|memory| memory.keep);
         self.finish(communicator, started, keep.collect())
+    }
+
+    /// Takes lengths that were not given from those of lists.
+    fn count_segments(&mut self, of: &Arguments) {
+        let lengths = |list: &[Memory]| list.iter().map(|segment| segment.count).collect();
+        let (sends, receives) = match of.collective {
+            Collective::AllToAllV => (&of.inputs, &of.outputs),
+            _ if of.inputs.is_empty() => (&of.inputs, &of.outputs),
+            _ => (&of.outputs, &of.inputs),
+        };
+        if self.send_counts.is_empty() && of.collective == Collective::AllToAllV {
+            self.send_counts = lengths(sends);
+        }
+        if self.receive_counts.is_empty() {
+            self.receive_counts = lengths(receives);
+        }
     }
 
     /// Elements per rank.
@@ -229,8 +299,8 @@ impl Options {
             C::ReduceScatter | C::Scatter => [all, count],
             C::AllGather | C::Gather => [count, all],
             C::AllToAll => [all, all],
-            C::AllGatherV => [own, received],
-            C::ReduceScatterV => [received, own],
+            C::AllGatherV | C::GatherV => [own, received],
+            C::ReduceScatterV | C::ScatterV => [received, own],
             C::AllToAllV => [sum(&self.send_counts), received],
             _ => [count, count],
         };
@@ -268,11 +338,8 @@ impl Options {
         if let Some(timeout) = self.timeout {
             tagged = tagged.timeout(timeout);
         }
-        let bytes = memory.count as usize * memory.dtype.size_bytes();
-        // SAFETY: as in `run`.
-        let buffer =
-            unsafe { comm.adopt(with_exposed_provenance_mut::<u8>(memory.address), bytes) };
-        let started = start(&tagged, &buffer.or_raise(py)?).or_raise(py)?;
+        let buffer = adopt(py, &comm, &memory, memory.dtype)?;
+        let started = start(&tagged, &buffer).or_raise(py)?;
         self.finish(communicator, started, vec![memory.keep])
     }
 

@@ -1,6 +1,5 @@
 //! Communicators: made, asked and ended. Their collectives are in `collectives.rs`, what each holds
 //! in `communicator/state.rs`.
-#![allow(unsafe_code)]
 
 mod state;
 
@@ -121,10 +120,7 @@ impl Communicator {
 
     /// A communicator of the same ranks with an order of operations of its own. Collective.
     fn duplicate(&self, py: Python<'_>) -> PyResult<Communicator> {
-        let inner = self.get(py)?;
-        Ok(Communicator::new(waiting::run(py, move || {
-            inner.duplicate()
-        })?))
+        self.make(py, |inner| inner.duplicate())
     }
 
     /// Ranks of one `color` form a communicator, in the order of `key`, then of their ranks; None
@@ -150,17 +146,14 @@ impl Communicator {
         name: String,
         exchange: Py<PyAny>,
     ) -> PyResult<Communicator> {
-        let inner = self.get(py)?;
-        let make = move || inner.sibling(&members, &name, &PyExchange(exchange));
-        Ok(Communicator::new(waiting::run(py, make)?))
+        self.make(py, move |inner| {
+            inner.sibling(&members, &name, &PyExchange(exchange))
+        })
     }
 
     /// After a failure: a communicator of the ranks that live. All of them call it.
     fn rebuild(&self, py: Python<'_>) -> PyResult<Communicator> {
-        let inner = self.get(py)?;
-        Ok(Communicator::new(waiting::run(py, move || {
-            inner.rebuild()
-        })?))
+        self.make(py, |inner| inner.rebuild())
     }
 
     /// Fails the communicator on all ranks: their operations raise Aborted with this reason.
@@ -174,9 +167,8 @@ impl Communicator {
     fn failure<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let inner = self.get(py)?;
         let error = py.detach(|| inner.failure());
-        error
-            .map(|error| exception_of(py, error.first_cause()))
-            .transpose()
+        let exception = error.map(|error| exception_of(py, error.first_cause()));
+        exception.transpose()
     }
 
     /// Ends the communicator on all ranks: returns when all have called it.
@@ -232,28 +224,18 @@ impl Communicator {
     /// Registers memory that the caller owns, so that operations use it where it lies. It stays
     /// where it is until deregister().
     fn register(&self, py: Python<'_>, memory: &Bound<'_, PyAny>) -> PyResult<()> {
-        let memory = Memory::of("memory", memory, true)?;
-        let bytes = memory.count as usize * memory.dtype.size_bytes();
-        let address = std::ptr::with_exposed_provenance_mut(memory.address);
-        // SAFETY: the caller keeps it, as the documentation says.
-        drop(unsafe { self.get(py)?.register(address, bytes) }.or_raise(py)?);
-        Ok(())
+        Memory::of("memory", memory, true)?.register(py, &self.get(py)?)
     }
 
     /// Ends a registration of register().
     fn deregister(&self, py: Python<'_>, memory: &Bound<'_, PyAny>) -> PyResult<()> {
-        let memory = Memory::of("memory", memory, true)?;
-        let inner = self.get(py)?;
-        let address = memory.address;
-        py.detach(|| inner.deregister(std::ptr::with_exposed_provenance_mut(address)))
-            .or_raise(py)
+        Memory::of("memory", memory, true)?.deregister(py, &self.get(py)?)
     }
 
     /// A queue for operations of this communicator and of those made of it.
     fn completion_queue(&self, py: Python<'_>) -> PyResult<CompletionQueue> {
-        Ok(CompletionQueue::new(
-            self.get(py)?.completion_queue().or_raise(py)?,
-        ))
+        let queue = self.get(py)?.completion_queue().or_raise(py)?;
+        Ok(CompletionQueue::new(queue))
     }
 
     /// The reduction of all ranks' `input`, on every rank: in `output`, or in place. Both have n
@@ -272,7 +254,7 @@ impl Communicator {
     ) -> PyResult<Option<Operation>> {
         let options =
             Options::new(slf.py(), algorithm, timeout, async_op)?.with_op(slf.py(), op)?;
-        let call = Arguments::new(Collective::AllReduce).inout(input, output)?;
+        let call = Arguments::inout(Collective::AllReduce, input, output)?;
         options.run(&slf, call)
     }
 
@@ -287,10 +269,7 @@ impl Communicator {
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), algorithm, timeout, async_op)?.with_root(root);
-        options.run(
-            &slf,
-            Arguments::new(Collective::Broadcast).inout(data, None)?,
-        )
+        options.run(&slf, Arguments::inout(Collective::Broadcast, data, None)?)
     }
 
     /// The reduction of all ranks' `input`, on the root: in `output`, or in place. Both have n
@@ -309,7 +288,7 @@ impl Communicator {
     ) -> PyResult<Option<Operation>> {
         let options =
             Options::new(slf.py(), algorithm, timeout, async_op)?.with_op(slf.py(), op)?;
-        let call = Arguments::new(Collective::Reduce).inout(input, output)?;
+        let call = Arguments::inout(Collective::Reduce, input, output)?;
         options.with_root(root).run(&slf, call)
     }
 
@@ -325,9 +304,7 @@ impl Communicator {
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), algorithm, timeout, async_op)?;
-        let call = Arguments::new(Collective::AllGather)
-            .input(input)?
-            .output(output)?;
+        let call = Arguments::of(Collective::AllGather, Some(input), Some(output))?;
         options.run(&slf, call)
     }
 
@@ -346,9 +323,7 @@ impl Communicator {
     ) -> PyResult<Option<Operation>> {
         let options =
             Options::new(slf.py(), algorithm, timeout, async_op)?.with_op(slf.py(), op)?;
-        let call = Arguments::new(Collective::ReduceScatter)
-            .input(input)?
-            .output(output)?;
+        let call = Arguments::of(Collective::ReduceScatter, Some(input), Some(output))?;
         options.run(&slf, call)
     }
 
@@ -366,9 +341,7 @@ impl Communicator {
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), algorithm, timeout, async_op)?.with_root(root);
-        let call = Arguments::new(Collective::Gather)
-            .input(input)?
-            .maybe_output(output)?;
+        let call = Arguments::of(Collective::Gather, Some(input), output)?;
         options.run(&slf, call)
     }
 
@@ -386,9 +359,7 @@ impl Communicator {
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), algorithm, timeout, async_op)?.with_root(root);
-        let call = Arguments::new(Collective::Scatter)
-            .output(output)?
-            .maybe_input(input)?;
+        let call = Arguments::of(Collective::Scatter, input, Some(output))?;
         options.run(&slf, call)
     }
 
@@ -404,41 +375,39 @@ impl Communicator {
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), algorithm, timeout, async_op)?;
-        let call = Arguments::new(Collective::AllToAll)
-            .input(input)?
-            .output(output)?;
+        let call = Arguments::of(Collective::AllToAll, Some(input), Some(output))?;
         options.run(&slf, call)
     }
 
     /// As all_gather(), with a number of elements for each rank, `counts`, equal on all ranks: rank
-    /// r's `input` has counts[r] elements, and every `output` has the sum of all.
-    #[pyo3(signature = (input, output, counts, *, algorithm=None, timeout=None, async_op=false))]
+    /// r's `input` has counts[r] elements, and every `output` has the sum of all. A list with memory
+    /// for each rank may be the `output`; its lengths are the counts if none are given.
+    #[pyo3(signature = (input, output, counts=None, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn all_gather_v(
         slf: Bound<'_, Self>,
         input: &Bound<'_, PyAny>,
         output: &Bound<'_, PyAny>,
-        counts: Vec<u64>,
+        counts: Option<Vec<u64>>,
         algorithm: Option<&str>,
         timeout: Option<f64>,
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), algorithm, timeout, async_op)?;
-        let call = Arguments::new(Collective::AllGatherV)
-            .input(input)?
-            .output(output)?;
-        options.with_counts(Vec::new(), counts).run(&slf, call)
+        let call = Arguments::of(Collective::AllGatherV, Some(input), Some(output))?;
+        options.with_counts(None, counts).run(&slf, call)
     }
 
     /// As reduce_scatter(), with a number of elements for each rank, `counts`, equal on all ranks:
-    /// rank r's `output` has counts[r] elements, and every `input` has the sum of all.
-    #[pyo3(signature = (input, output, counts, *, op="sum", algorithm=None, timeout=None, async_op=false))]
+    /// rank r's `output` has counts[r] elements, and every `input` has the sum of all. A list with
+    /// memory for each rank may be the `input`; its lengths are the counts if none are given.
+    #[pyo3(signature = (input, output, counts=None, *, op="sum", algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn reduce_scatter_v(
         slf: Bound<'_, Self>,
         input: &Bound<'_, PyAny>,
         output: &Bound<'_, PyAny>,
-        counts: Vec<u64>,
+        counts: Option<Vec<u64>>,
         op: &str,
         algorithm: Option<&str>,
         timeout: Option<f64>,
@@ -446,34 +415,71 @@ impl Communicator {
     ) -> PyResult<Option<Operation>> {
         let options =
             Options::new(slf.py(), algorithm, timeout, async_op)?.with_op(slf.py(), op)?;
-        let call = Arguments::new(Collective::ReduceScatterV)
-            .input(input)?
-            .output(output)?;
-        options.with_counts(Vec::new(), counts).run(&slf, call)
+        let call = Arguments::of(Collective::ReduceScatterV, Some(input), Some(output))?;
+        options.with_counts(None, counts).run(&slf, call)
     }
 
     /// As all_to_all(), with a number of elements for each pair: `input` has send_counts[r]
     /// elements for rank r, and `output` has receive_counts[r] from it, in the order of ranks.
-    /// Never in place.
+    /// Never in place. Lists with memory for each rank may be `input` and `output`; their lengths
+    /// are the counts where None is given.
     #[pyo3(signature = (input, send_counts, output, receive_counts, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn all_to_all_v(
         slf: Bound<'_, Self>,
         input: &Bound<'_, PyAny>,
-        send_counts: Vec<u64>,
+        send_counts: Option<Vec<u64>>,
         output: &Bound<'_, PyAny>,
-        receive_counts: Vec<u64>,
+        receive_counts: Option<Vec<u64>>,
         algorithm: Option<&str>,
         timeout: Option<f64>,
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), algorithm, timeout, async_op)?;
-        let call = Arguments::new(Collective::AllToAllV)
-            .input(input)?
-            .output(output)?;
+        let call = Arguments::of(Collective::AllToAllV, Some(input), Some(output))?;
         options
             .with_counts(send_counts, receive_counts)
             .run(&slf, call)
+    }
+
+    /// As gather(), with a number of elements for each rank, `counts`, equal on all ranks: rank r's
+    /// `input` has counts[r] elements, and the root's `output` has the sum of all, or is a list with
+    /// memory for each rank.
+    #[pyo3(signature = (input, counts, output=None, root=0, *, algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn gather_v(
+        slf: Bound<'_, Self>,
+        input: &Bound<'_, PyAny>,
+        counts: Vec<u64>,
+        output: Option<&Bound<'_, PyAny>>,
+        root: u32,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?.with_root(root);
+        let call = Arguments::of(Collective::GatherV, Some(input), output)?;
+        options.with_counts(None, Some(counts)).run(&slf, call)
+    }
+
+    /// As scatter(), with a number of elements for each rank, `counts`, equal on all ranks: rank r's
+    /// `output` has counts[r] elements, and the root's `input` has the sum of all, or is a list with
+    /// memory for each rank.
+    #[pyo3(signature = (output, counts, input=None, root=0, *, algorithm=None, timeout=None, async_op=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn scatter_v(
+        slf: Bound<'_, Self>,
+        output: &Bound<'_, PyAny>,
+        counts: Vec<u64>,
+        input: Option<&Bound<'_, PyAny>>,
+        root: u32,
+        algorithm: Option<&str>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Option<Operation>> {
+        let options = Options::new(slf.py(), algorithm, timeout, async_op)?.with_root(root);
+        let call = Arguments::of(Collective::ScatterV, input, Some(output))?;
+        options.with_counts(None, Some(counts)).run(&slf, call)
     }
 
     /// Returns when all ranks have called it; an Operation has ended then.
@@ -484,7 +490,7 @@ impl Communicator {
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), None, timeout, async_op)?;
-        options.run(&slf, Arguments::new(Collective::Barrier))
+        options.run(&slf, Arguments::of(Collective::Barrier, None, None)?)
     }
 
     /// Sends the elements of `data` to the rank `peer`, with a tag of 32 bits that the receive
@@ -499,12 +505,10 @@ impl Communicator {
         async_op: bool,
     ) -> PyResult<Option<Operation>> {
         let options = Options::new(slf.py(), None, timeout, async_op)?;
-        options.transfer(
-            &slf,
-            Memory::of("data", data, false)?,
-            tag,
-            |tagged, memory| tagged.start_send(memory, peer),
-        )
+        let memory = Memory::of("data", data, false)?;
+        options.transfer(&slf, memory, tag, |tagged, data| {
+            tagged.start_send(data, peer)
+        })
     }
 
     /// Receives into `data`, which is as long as what is sent, from the rank `peer`, or from any if
@@ -543,8 +547,9 @@ impl Communicator {
         dtype: &str,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let kind = slf.py().get_type::<PartialAllreduce>();
-        kind.call((slf, count, dtype), options)
+        slf.py()
+            .get_type::<PartialAllreduce>()
+            .call((slf, count, dtype), options)
     }
 
     /// A SparseAllreduce of one tensor, if `tensors` is a number of elements, or of a list of
@@ -555,8 +560,9 @@ impl Communicator {
         tensors: Bound<'py, PyAny>,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let kind = slf.py().get_type::<SparseAllreduce>();
-        kind.call((slf, tensors), options)
+        slf.py()
+            .get_type::<SparseAllreduce>()
+            .call((slf, tensors), options)
     }
 
     /// A Fusion buffer of a list of tensors: (name, count) or (name, count, type). Fusion has the
@@ -567,8 +573,7 @@ impl Communicator {
         tensors: Bound<'py, PyAny>,
         options: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let kind = slf.py().get_type::<Fusion>();
-        kind.call((slf, tensors), options)
+        slf.py().get_type::<Fusion>().call((slf, tensors), options)
     }
 
     /// What a collective such as 'all_reduce' of `count` elements of `dtype` would run here, and

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::ptr::with_exposed_provenance_mut;
 
 /// A view that was asked for by the buffer protocol, and is given back when this is dropped.
 /// [`pyo3::buffer::PyUntypedBuffer`] refuses views without shape or strides, as ctypes and arrays
@@ -120,6 +121,22 @@ impl Memory {
                 argument.get_type().name()?
             ),
         ))
+    }
+
+    /// Registers it with a communicator. The caller keeps it where it is until it is deregistered.
+    pub fn register(self, py: Python<'_>, comm: &linerate::Communicator) -> PyResult<()> {
+        let bytes = self.count as usize * self.dtype.size_bytes();
+        let address = with_exposed_provenance_mut(self.address);
+        // SAFETY: the caller keeps it, as the documentation says.
+        drop(unsafe { comm.register(address, bytes) }.or_raise(py)?);
+        Ok(())
+    }
+
+    /// Ends the registration that begins where it lies.
+    pub fn deregister(self, py: Python<'_>, comm: &linerate::Communicator) -> PyResult<()> {
+        let address = self.address;
+        py.detach(|| comm.deregister(with_exposed_provenance_mut(address)))
+            .or_raise(py)
     }
 
     fn of_tuple(name: &str, tuple: &Bound<'_, PyTuple>) -> PyResult<Memory> {

@@ -25,6 +25,30 @@ def values(rank, count, dtype):
     return (numpy.arange(count) % 7 + rank + 1).astype(dtype)
 
 
+def lists(comm, dtype, counts, own, everyone):
+    """Memory for each rank in place of one that has all."""
+    rank, p = comm.rank, comm.ranks
+    parts = lambda lengths: [numpy.zeros(length, dtype) for length in lengths]
+    split = lambda one: [one[sum(counts[:r]) : sum(counts[: r + 1])].copy() for r in range(p)]
+    same = lambda ours, theirs: [numpy.testing.assert_array_equal(*both) for both in zip(ours, theirs)]
+    out = parts(counts)
+    comm.all_gather_v(own[: rank + 1].copy(), out)
+    same(out, [one[: r + 1] for r, one in enumerate(everyone)])
+    out = parts(counts) if rank == 0 else None
+    comm.gather_v(own[: rank + 1].copy(), counts, out)
+    same(out or [], [one[: r + 1] for r, one in enumerate(everyone)])
+    (out,) = parts([rank + 1])
+    comm.scatter_v(out, counts, split(own) if rank == 0 else None)
+    same([out], [split(everyone[0])[rank]])
+    comm.reduce_scatter_v(split(own), out)
+    same([out], [split(sum(everyone).astype(dtype))[rank]])
+    out = parts([rank + 1] * p)
+    operation = comm.all_to_all_v(split(own), None, out, None, async_op=True)
+    gc.collect()
+    operation.wait()
+    same(out, [split(one)[rank] for one in everyone])
+
+
 def collectives(comm, dtypes, count):
     rank, p = comm.rank, comm.ranks
     everyone = lambda dtype, length=count: [values(r, length, dtype) for r in range(p)]
@@ -73,6 +97,14 @@ def collectives(comm, dtypes, count):
         out = numpy.zeros(p * (rank + 1), dtype)
         comm.all_to_all_v(own[: sum(counts)].copy(), counts, out, [rank + 1] * p)
         numpy.testing.assert_array_equal(out, numpy.concatenate([one[start : start + rank + 1] for one in everyone(dtype)]))
+        out = numpy.zeros(sum(counts), dtype) if rank == 0 else None
+        comm.gather_v(own[: rank + 1].copy(), counts, out)
+        if rank == 0:
+            numpy.testing.assert_array_equal(out, numpy.concatenate([one[: r + 1] for r, one in enumerate(everyone(dtype))]))
+        out = numpy.zeros(rank + 1, dtype)
+        comm.scatter_v(out, counts, long[0][: sum(counts)].copy() if rank == 0 else None)
+        numpy.testing.assert_array_equal(out, long[0][start : start + rank + 1])
+        lists(comm, dtype, counts, own, everyone(dtype))
     flags = numpy.array([rank == 0, True, False])
     comm.all_reduce(flags, op="prod")
     numpy.testing.assert_array_equal(flags, [p == 1, True, False])
@@ -215,6 +247,12 @@ class Alone(ranks.Alone):
         self.refused("no type of linerate", comm.all_reduce, numpy.zeros(2, "f4,i4"))
         self.refused("no type of linerate", comm.all_reduce, numpy.zeros(2, numpy.longdouble))
         self.refused("buffer protocol", comm.all_reduce, [1.0, 2.0])
+        self.refused("segment 1 of the output.*buffer protocol", comm.all_gather_v, array, [array, 1.0])
+        self.refused("segment 0 of the output is read-only", comm.all_gather_v, array, [read_only])
+        self.refused("segments of f64 and of f32", comm.reduce_scatter_v, [array, numpy.zeros(1, "f4")], array.copy())
+        self.refused("2 receive_counts for 1 ranks", comm.all_gather_v, array, [array.copy(), array.copy()])
+        self.refused("is a list", comm.all_gather, array, [array.copy()])
+        self.refused("not aligned", comm.reduce_scatter_v, [(1, 6, "f64")], array)
         self.refused("address, count, type", comm.all_reduce, (1, 2))
         self.refused("unknown type", comm.all_reduce, (1, 2, "f31"))
         self.refused("not aligned", comm.all_reduce, (1, 2, "f32"))

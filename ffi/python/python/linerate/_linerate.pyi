@@ -168,27 +168,43 @@ class Communicator:
     ) -> Operation: ...
     @overload
     def all_gather_v(
-        self, input: _Memory, output: _Memory, counts: Sequence[int], *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[False] = False
+        self, input: _Memory, output: _Memories, counts: Sequence[int] | None = None, *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[False] = False
     ) -> None: ...
     @overload
     def all_gather_v(
-        self, input: _Memory, output: _Memory, counts: Sequence[int], *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[True]
+        self, input: _Memory, output: _Memories, counts: Sequence[int] | None = None, *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[True]
     ) -> Operation: ...
     @overload
     def reduce_scatter_v(
-        self, input: _Memory, output: _Memory, counts: Sequence[int], *, op: str = "sum", algorithm: str | None = None, timeout: float | None = None, async_op: Literal[False] = False
+        self, input: _Memories, output: _Memory, counts: Sequence[int] | None = None, *, op: str = "sum", algorithm: str | None = None, timeout: float | None = None, async_op: Literal[False] = False
     ) -> None: ...
     @overload
     def reduce_scatter_v(
-        self, input: _Memory, output: _Memory, counts: Sequence[int], *, op: str = "sum", algorithm: str | None = None, timeout: float | None = None, async_op: Literal[True]
+        self, input: _Memories, output: _Memory, counts: Sequence[int] | None = None, *, op: str = "sum", algorithm: str | None = None, timeout: float | None = None, async_op: Literal[True]
     ) -> Operation: ...
     @overload
     def all_to_all_v(
-        self, input: _Memory, send_counts: Sequence[int], output: _Memory, receive_counts: Sequence[int], *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[False] = False
+        self, input: _Memories, send_counts: Sequence[int] | None, output: _Memories, receive_counts: Sequence[int] | None, *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[False] = False
     ) -> None: ...
     @overload
     def all_to_all_v(
-        self, input: _Memory, send_counts: Sequence[int], output: _Memory, receive_counts: Sequence[int], *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[True]
+        self, input: _Memories, send_counts: Sequence[int] | None, output: _Memories, receive_counts: Sequence[int] | None, *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[True]
+    ) -> Operation: ...
+    @overload
+    def gather_v(
+        self, input: _Memory, counts: Sequence[int], output: _Memories | None = None, root: int = 0, *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def gather_v(
+        self, input: _Memory, counts: Sequence[int], output: _Memories | None = None, root: int = 0, *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[True]
+    ) -> Operation: ...
+    @overload
+    def scatter_v(
+        self, output: _Memory, counts: Sequence[int], input: _Memories | None = None, root: int = 0, *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def scatter_v(
+        self, output: _Memory, counts: Sequence[int], input: _Memories | None = None, root: int = 0, *, algorithm: str | None = None, timeout: float | None = None, async_op: Literal[True]
     ) -> Operation: ...
     @overload
     def barrier(

@@ -2,6 +2,7 @@
 
 use super::Communicator;
 use crate::errors::invalid;
+use crate::waiting;
 use pyo3::prelude::*;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -20,6 +21,19 @@ impl Communicator {
     pub fn get(&self, py: Python<'_>) -> PyResult<linerate::Communicator> {
         (self.lock().clone())
             .ok_or_else(|| invalid(py, "this communicator was closed: do not use it any more"))
+    }
+
+    /// A communicator that is made of this one, together with other ranks.
+    pub(super) fn make(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&linerate::Communicator) -> linerate::Result<linerate::Communicator>
+        + Send
+        + 'static,
+    ) -> PyResult<Communicator> {
+        let inner = self.get(py)?;
+        let made = waiting::run(py, move || make(&inner))?;
+        Ok(Communicator::new(made))
     }
 
     pub(super) fn take(&self) -> Option<linerate::Communicator> {
