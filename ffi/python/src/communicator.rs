@@ -380,8 +380,8 @@ impl Communicator {
     }
 
     /// As all_gather(), with a number of elements for each rank, `counts`, equal on all ranks: rank
-    /// r's `input` has counts[r] elements, and every `output` has the sum of all. A list with memory
-    /// for each rank may be the `output`; its lengths are the counts if none are given.
+    /// r's `input` has counts[r] elements, and every `output` has the sum of all. A list with
+    /// memory for each rank may be the `output`; its lengths are the counts if none are given.
     #[pyo3(signature = (input, output, counts=None, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn all_gather_v(
@@ -443,8 +443,8 @@ impl Communicator {
     }
 
     /// As gather(), with a number of elements for each rank, `counts`, equal on all ranks: rank r's
-    /// `input` has counts[r] elements, and the root's `output` has the sum of all, or is a list with
-    /// memory for each rank.
+    /// `input` has counts[r] elements, and the root's `output` has the sum of all, or is a list
+    /// with memory for each rank.
     #[pyo3(signature = (input, counts, output=None, root=0, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn gather_v(
@@ -462,9 +462,9 @@ impl Communicator {
         options.with_counts(None, Some(counts)).run(&slf, call)
     }
 
-    /// As scatter(), with a number of elements for each rank, `counts`, equal on all ranks: rank r's
-    /// `output` has counts[r] elements, and the root's `input` has the sum of all, or is a list with
-    /// memory for each rank.
+    /// As scatter(), with a number of elements for each rank, `counts`, equal on all ranks: rank
+    /// r's `output` has counts[r] elements, and the root's `input` has the sum of all, or is a list
+    /// with memory for each rank.
     #[pyo3(signature = (output, counts, input=None, root=0, *, algorithm=None, timeout=None, async_op=false))]
     #[allow(clippy::too_many_arguments)]
     fn scatter_v(
