@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import linerate
 import torch
 from linerate.torch.detail import Record
 from linerate.torch.monitored import monitored_barrier
+from linerate.torch.notifier import Notifier
 from linerate.torch.tensors import (
     copy,
     copy_back,
@@ -25,9 +27,11 @@ from linerate.torch.tensors import (
     unpack,
     width_of,
 )
-from linerate.torch.work import Notifier, Work
+from linerate.torch.work import Work
+
 
 WORKS_KEPT = 1024
+FLAGS_KEPT = 64
 
 # Calls that compute nothing: linerate need not have the type of what they move.
 _MOVING = frozenset(("all_gather", "all_to_all", "broadcast", "gather", "recv", "scatter", "send"))
@@ -73,6 +77,9 @@ class State:
         self.timeout = timeout
         # Those that nobody has waited for, where torch does not keep them.
         self.works = works
+        # The last ones of one element: a model in a Join context has C++ wait for such a one, and read it, and all
+        # versions of torch keep only its base part then.
+        self.flags: deque[Work] = deque(maxlen=FLAGS_KEPT)
         # The operations of each block of coalesced calls that is open.
         self.coalesced: list[Work] | None = None
         self.sequence = 0
@@ -177,6 +184,8 @@ class Calls:
         work.record = state.record
         if state.coalesced is not None:
             state.coalesced.append(work)
+        if len(tensors) == 1 and isinstance(tensors[0], torch.Tensor) and tensors[0].numel() == 1:
+            state.flags.append(work)
         if state.works is not None and len(state.works) > WORKS_KEPT:
             # Nobody waits for the oldest any more.
             for oldest in list(itertools.islice(state.works.values(), 2)):
@@ -260,7 +269,7 @@ class Calls:
         if options.op == "avg":
             total = total / self.size()
         copy(tensor, total)
-        return Work((), [tensor], None, None, None)
+        return Work((), [tensor], None, None, self.state.works)
 
     def allreduce_sparse(self, tensors: Any, opts: Any = None) -> Work:
         return self._allreduce_sparse(_one(tensors, "all_reduce"), Options(opts))
@@ -445,7 +454,7 @@ class Calls:
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose errors name the ranks that have not come, in the words of Gloo."""
-        limit = _seconds(timeout) or self.state.timeout
+        limit = self.state.timeout if timeout is None or timeout < timedelta(0) else timeout.total_seconds()
         monitored_barrier(self.state.communicator, next(self.state.barriers), limit, wait_all_ranks)
 
     # Messages.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from linerate.torch.calls import Calls, State
 from linerate.torch.detail import Record, is_wanted
-from linerate.torch.work import Notifier
+from linerate.torch.notifier import Notifier
 from torch._C import _distributed_c10d as c10d
 
 
@@ -65,6 +65,7 @@ def _end(state: State) -> None:
             _World.state = None
     state.notifier.leave(state.communicator)
     state.communicator.close()
+    state.flags.clear()
     if state.works is not None:
         state.works.clear()
 
