@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -74,7 +73,7 @@ def create(options: Any, group_options: Any = None) -> Any:
     """Makes a group of torch's description of it."""
     rank, size, limit = options.group_rank, options.group_size, max(options.timeout.total_seconds(), 0.001)
     settings: dict[str, str | None] = {"LINERATE_TIMEOUT": str(limit)}
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() in ("INFO", "DETAIL"):
+    if dist.get_debug_level() != dist.DebugLevel.OFF:
         settings["LINERATE_DEBUG"] = "info"
     exchange, members = _Exchange(options.store), list(options.global_ranks_in_group)
     with _World.lock:
