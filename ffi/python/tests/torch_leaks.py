@@ -13,8 +13,9 @@ from torch_group import start_all
 # Cycles of one rank and of more, of which the first ones are not compared.
 ALONE, TOGETHER = (1000, 300) if "--long" in sys.argv else (300, 60)
 FIRST_SHARE = 0.3
-# Memory that may grow by chance: pages of the allocator, tables of Python. A leaked group has several hundred KiB.
-SLACK_BYTES = 12 << 20
+# Memory that may grow by chance: pages of the allocator, tables of Python. A leaked group has
+# several hundred KiB.
+SLACK_BYTES = 6 << 20
 
 
 def held():
