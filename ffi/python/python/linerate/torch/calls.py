@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections import deque
@@ -30,11 +31,13 @@ from linerate.torch.tensors import (
 from linerate.torch.work import Work
 
 
-WORKS_KEPT = 1024
+# Works that nobody waits for: where all are kept, and where only those with something left to do are.
+ALL_KEPT, UNFINISHED_KEPT = 1024, 64
 FLAGS_KEPT = 64
 
 # Calls that compute nothing: linerate need not have the type of what they move.
 _MOVING = frozenset(("all_gather", "all_to_all", "broadcast", "gather", "recv", "scatter", "send"))
+_MESSAGES = ("send", "recv")
 
 _is_profiled = torch._C._autograd._profiler_enabled
 
@@ -70,13 +73,15 @@ class State:
     """What a group of torch and its backend share."""
 
     def __init__(
-        self, communicator: linerate.Communicator, notifier: Notifier, timeout: float, works: dict[int, Work] | None
+        self, communicator: linerate.Communicator, notifier: Notifier, timeout: float, keeps_all: bool
     ) -> None:
         self.communicator = communicator
         self.notifier = notifier
         self.timeout = timeout
-        # Those that nobody has waited for, where torch does not keep them.
-        self.works = works
+        # Those that nobody has waited for: all, where torch does not keep them, or those that copy when they end. A
+        # caller may have dropped one, and read its result after a barrier.
+        self.works: dict[int, Work] = {}
+        self.keeps_all = keeps_all
         # The last ones of one element: a model in a Join context has C++ wait for such a one, and read it, and all
         # versions of torch keep only its base part then.
         self.flags: deque[Work] = deque(maxlen=FLAGS_KEPT)
@@ -105,6 +110,9 @@ class Options:
     __slots__ = ("op", "root", "tag", "timeout", "is_started")
 
     def __init__(self, opts: Any = None, op: Any = None, root: int | None = None, timeout: timedelta | None = None) -> None:
+        # Calls of a group take the root in the place of the options, too.
+        if isinstance(opts, int):
+            opts, root = None, opts
         given = getattr(opts, "reduceOp", opts) if op is None else op
         self.op = operator_of(given) if isinstance(given, _IS_OPERATOR) else "sum"
         self.root = getattr(opts, "rootRank", 0) if root is None else root
@@ -166,7 +174,9 @@ class Calls:
     ) -> Work:
         """Starts a call, or runs it where its caller waits for it anyway."""
         state = self.state
-        state.sequence += 1
+        # torch compares the numbers of ranks: messages have none.
+        if name not in _MESSAGES:
+            state.sequence += 1
         if state.record is not None:
             state.record.note(name, tensors, inputs, options.op, options.root, options.tag)
             start = state.record.explaining(start)
@@ -180,13 +190,14 @@ class Calls:
             if after is not None:
                 after()
             return state.done
-        work = Work((operation,), tensors, state.notifier, after, state.works)
-        work.record = state.record
+        kept = state.works if state.keeps_all or after is not None else None
+        work = Work((operation,), tensors, state.notifier, after, kept)
+        work.record, work.is_message = state.record, name in _MESSAGES
         if state.coalesced is not None:
             state.coalesced.append(work)
         if len(tensors) == 1 and isinstance(tensors[0], torch.Tensor) and tensors[0].numel() == 1:
             state.flags.append(work)
-        if state.works is not None and len(state.works) > WORKS_KEPT:
+        if len(state.works) > (ALL_KEPT if state.keeps_all else UNFINISHED_KEPT):
             # Nobody waits for the oldest any more.
             for oldest in list(itertools.islice(state.works.values(), 2)):
                 oldest.is_completed()
@@ -276,18 +287,14 @@ class Calls:
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         tensor = _one(tensors, "broadcast")
-        if isinstance(opts, int):
-            opts, root = None, opts
         options = Options(opts, root=root, timeout=timeout)
         root, broadcast = options.root, self.state.communicator.broadcast
         return self._inout("broadcast", tensor, [tensor], lambda memory, **how: broadcast(memory, root, **how), options)
 
     def reduce(
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None, root: int | None = None
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
         tensor = _one(tensors, "reduce")
-        if isinstance(opts, int):
-            opts, root = None, opts
         options = Options(opts, op=op, root=root, timeout=timeout)
         root, op, reduce = options.root, options.op, self.state.communicator.reduce
         return self._inout("reduce", tensor, [tensor], lambda memory, **how: reduce(memory, root, op=op, **how), options)
@@ -300,10 +307,10 @@ class Calls:
     all_gather_single = _allgather_base
 
     def allgather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        source = packed(_one(inputs, "all_gather"))
-        parts, options = _parts(outputs, "all_gather", self.size()), Options(opts, timeout=timeout)
+        source = packed(_one(input_tensors, "all_gather"))
+        parts, options = _parts(output_tensors, "all_gather", self.size()), Options(opts, timeout=timeout)
         for part in parts:
             if part.dtype != source.dtype:
                 raise linerate.InvalidArgument(f"all_gather of {source.dtype} into a tensor of {part.dtype}")
@@ -313,18 +320,18 @@ class Calls:
         gather, after = self.state.communicator.all_gather_v, lambda: unpack(target, parts)
         return self._outs("all_gather", gather, source, target, options, after, [list(parts)], counts)
 
-    def allgather_coalesced(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
-        if outputs and len(outputs) != self.size():
-            raise linerate.InvalidArgument(f"all_gather_coalesced takes a list for each of {self.size()} ranks, and got {len(outputs)}")
-        source, options = pack(inputs, is_moved=True), Options(opts)
+    def allgather_coalesced(self, output_lists: Sequence[Sequence[torch.Tensor]], input_list: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        if output_lists and len(output_lists) != self.size():
+            raise linerate.InvalidArgument(f"all_gather_coalesced takes a list for each of {self.size()} ranks, and got {len(output_lists)}")
+        source, options = pack(input_list, is_moved=True), Options(opts)
         target = source.new_empty(self.size(), source.numel())
         gather = self.state.communicator.all_gather
 
         def after() -> None:
-            for row, parts in zip(target, outputs):
+            for row, parts in zip(target, output_lists):
                 unpack(row, parts)
 
-        return self._outs("all_gather", gather, source, target, options, after, outputs)
+        return self._outs("all_gather", gather, source, target, options, after, output_lists)
 
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -333,19 +340,19 @@ class Calls:
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        source, target, options = packed(input), packed_output(output), Options(opts)
+    def _reduce_scatter_base(self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = None) -> Work:
+        source, target, options = packed(inputTensor), packed_output(outputTensor), Options(opts)
         op, scatter = options.op, self.state.communicator.reduce_scatter
         call = lambda given, taken, **how: scatter(given, taken, op=op, **how)  # noqa: E731
-        return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(output, target), [output])
+        return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(outputTensor, target), [outputTensor])
 
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
-        output, options = _one(outputs, "reduce_scatter"), Options(opts, op=op, timeout=timeout)
-        parts = _parts(inputs, "reduce_scatter", self.size())
+        output, options = _one(output_tensors, "reduce_scatter"), Options(opts, op=op, timeout=timeout)
+        parts = _parts(input_tensors, "reduce_scatter", self.size())
         source, target = pack(parts), packed_output(output)
         counts, op = [part.numel() for part in parts], options.op
         scatter = self.state.communicator.reduce_scatter_v
@@ -368,16 +375,16 @@ class Calls:
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         options = Options(opts, root=root, timeout=timeout)
-        source, root = packed(_one(inputs, "gather")), options.root
+        source, root = packed(_one(input_tensors, "gather")), options.root
         given, gather = memory_of(moved(source)), self.state.communicator.gather
         if self.rank() != root:
-            if outputs and outputs[0]:
+            if output_tensors and output_tensors[0]:
                 raise linerate.InvalidArgument(f"gather: rank {self.rank()} is not the root, and has a list of outputs")
             start = lambda **how: gather(given, None, root, **how)  # noqa: E731
             return self._run("gather", [], start, options, inputs=[source])
-        parts = _parts(outputs, "gather", self.size())
+        parts = _parts(output_tensors, "gather", self.size())
         target = source.new_empty(source.numel() * self.size())
         taken = memory_of(moved(target))
         for part in parts:
@@ -398,13 +405,13 @@ class Calls:
 
     gather_into_tensor = gather_single
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         options = Options(opts, root=root, timeout=timeout)
-        output, root = _one(outputs, "scatter"), options.root
+        output, root = _one(output_tensors, "scatter"), options.root
         target = packed_output(output)
         taken, given, scatter = memory_of(moved(target)), None, self.state.communicator.scatter
         if self.rank() == root:
-            parts = _parts(inputs, "scatter", self.size())
+            parts = _parts(input_tensors, "scatter", self.size())
             for part in parts:
                 if part.numel() != output.numel():
                     raise linerate.InvalidArgument(f"scatter of {part.numel()} elements into {output.numel()}")
@@ -416,12 +423,12 @@ class Calls:
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_splits: Sequence[int] = (),
-        input_splits: Sequence[int] = (),
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> Work:
         source, target, options = packed(input), packed_output(output), Options(opts)
-        sent, received = self._counts(source, input_splits), self._counts(target, output_splits)
+        sent, received = self._counts(source, input_split_sizes), self._counts(target, output_split_sizes)
         exchange = self.state.communicator.all_to_all_v
         call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
         return self._outs("all_to_all", call, source, target, options, lambda: copy_back(output, target), [output])
@@ -440,35 +447,39 @@ class Calls:
         width = tensor.numel() // rows * width_of(tensor) if rows else 0
         return [split * width for split in splits]
 
-    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
-        source, options = pack(_parts(inputs, "all_to_all", self.size()), is_moved=True), Options(opts)
-        parts = _parts(outputs, "all_to_all", self.size())
-        sent, received = ([part.numel() * width_of(part) for part in each] for each in (inputs, parts))
+    def alltoall(self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        source, options = pack(_parts(input_tensors, "all_to_all", self.size()), is_moved=True), Options(opts)
+        parts = _parts(output_tensors, "all_to_all", self.size())
+        sent, received = ([part.numel() * width_of(part) for part in each] for each in (input_tensors, parts))
         target, exchange = source.new_empty(sum(received)), self.state.communicator.all_to_all_v
         call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
         return self._outs("all_to_all", call, source, target, options, lambda: unpack(target, parts), list(parts))
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         options = Options(opts, timeout=timeout)
-        return self._run("barrier", [], self.state.communicator.barrier, options)
+        works = list(self.state.works.values())
+        after = (lambda: _finish(works)) if works else None
+        return self._run("barrier", [], self.state.communicator.barrier, options, after)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose errors name the ranks that have not come, in the words of Gloo."""
-        limit = self.state.timeout if timeout is None or timeout < timedelta(0) else timeout.total_seconds()
+        # A backend is given options in place of the time.
+        given: timedelta | None = getattr(timeout, "timeout", timeout)
+        limit = self.state.timeout if given is None or given < timedelta(0) else given.total_seconds()
         monitored_barrier(self.state.communicator, next(self.state.barriers), limit, wait_all_ranks)
 
     # Messages.
 
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         tensor, send = packed(_one(tensors, "send")), self.state.communicator.send
         memory = memory_of(moved(tensor))
-        start = lambda **how: send(memory, peer, tag, **how)  # noqa: E731
-        return self._run("send", tensors, start, _to(peer, tag))
+        start = lambda **how: send(memory, dstRank, tag, **how)  # noqa: E731
+        return self._run("send", tensors, start, _to(dstRank, tag))
 
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         receive = self.state.communicator.recv
-        call = lambda memory, **how: receive(memory, peer, tag, **how)  # noqa: E731
-        return self._inout("recv", _one(tensors, "recv"), tensors, call, _to(peer, tag))
+        call = lambda memory, **how: receive(memory, srcRank, tag, **how)  # noqa: E731
+        return self._inout("recv", _one(tensors, "recv"), tensors, call, _to(srcRank, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         receive = self.state.communicator.recv
@@ -505,6 +516,14 @@ class Calls:
     def abort(self) -> None:
         self.state.communicator.abort("the process group was aborted")
         self.state.close()
+
+
+def _finish(works: Sequence[Work]) -> None:
+    """After a barrier the collectives before it have ended, also those that nobody has waited for."""
+    for work in works:
+        with contextlib.suppress(linerate.Error):
+            if not work.is_completed() and not work.is_message:
+                work.wait()
 
 
 def _describe(tensors: Sequence[Any]) -> str:

@@ -65,8 +65,7 @@ def _end(state: State) -> None:
     state.notifier.leave(state.communicator)
     state.communicator.close()
     state.flags.clear()
-    if state.works is not None:
-        state.works.clear()
+    state.works.clear()
 
 
 def create(options: Any, group_options: Any = None) -> Any:
@@ -86,7 +85,7 @@ def create(options: Any, group_options: Any = None) -> Any:
         notifier = Notifier(communicator)
     notifier.join()
     # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without Python's part.
-    state = State(communicator, notifier, limit, None if HAS_BACKEND else {})
+    state = State(communicator, notifier, limit, not HAS_BACKEND)
     if is_wanted():
         state.record = Record(options.store, rank, size, lambda: state.timeout)
     if not members:

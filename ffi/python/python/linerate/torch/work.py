@@ -24,6 +24,7 @@ class Work(BaseWork):  # type: ignore[misc]
 
     # What explains a mismatch, if that is wanted.
     record: Record | None = None
+    is_message = False
 
     def __init__(
         self,
