@@ -218,9 +218,23 @@ def refused(rank, size):
 
 
 def splits(rank, size):
-    """torch splits a group by a backend that can; this one says that it makes new groups."""
-    if hasattr(dist, "split_group"):
-        raises(RuntimeError, [], lambda: dist.split_group(split_ranks=[list(range(size))]))
+    """Groups of groups by split_group, which later versions have for backends that can."""
+    if not HAS_BACKEND or not hasattr(dist, "split_group"):
+        return
+    even, odd = list(range(0, size, 2)), list(range(1, size, 2))
+    part = dist.split_group(split_ranks=[even, odd] if odd else [even], group_desc="halves")
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=part)
+    mine = odd if rank in odd else even
+    check(tensor, torch.full((2,), float(len(mine))), "a half")
+    assert dist.get_process_group_ranks(part) == mine and part.group_desc == "halves"
+    # A group of a half: the last of its ranks, the others are of none.
+    last = dist.split_group(part, split_ranks=[[len(mine) - 1]])
+    if rank == mine[-1]:
+        dist.all_reduce(tensor, group=last)
+        check(tensor, torch.full((2,), float(len(mine))), "one of a half")
+    else:
+        assert last is dist.GroupMember.NON_GROUP_MEMBER
     dist.barrier()
 
 
@@ -256,6 +270,10 @@ def of_a_device(rank, size, folder):
     told = [{"from": rank}]
     dist.broadcast_object_list(told, 0)
     assert told == [{"from": 0}] and linerate.torch.empty(3).shape == (3,)
+    part = dist.split_group(split_ranks=[list(range(size))])
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=part)
+    check(tensor, torch.full((2,), float(size)), "a split group of one device")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
     model(torch.full((1, 2), float(rank + 1))).sum().backward()
     check(model.module.weight.grad, torch.full((1, 2), (size + 1) / 2), "DDP of one device")

@@ -92,6 +92,9 @@ class State:
         # The result of all calls that had ended when they returned.
         self.done = Work((), (), None, None, None)
         self.name = ""
+        # Where the group has met, and its ranks in the default group.
+        self.store: Any = None
+        self.members: list[int] = []
         # The last calls, for the text of a mismatch, if those are wanted.
         self.record: Record | None = None
         self.end: weakref.finalize[..., Any] | None = None
