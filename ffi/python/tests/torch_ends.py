@@ -1,12 +1,13 @@
 """Ends of jobs and bad input under torch, in real processes: python3 torch_ends.py RANKS..."""
 
 import gc
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 import tempfile
 import threading
 import time
+from datetime import timedelta
 
 import linerate.torch
 import torch
@@ -135,41 +136,44 @@ def run(rank, size, folder):
     # It ends without destroying the group.
 
 
-LOSE = """
-import os, signal, sys, time
-from datetime import timedelta
-import linerate.torch, torch, torch.distributed as dist
-rank, folder, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("linerate", init_method=f"file://{folder}/{how}", rank=rank, world_size=3, timeout=timedelta(seconds=60))
-dist.barrier()
-dist.group.WORLD.set_timeout(timedelta(seconds=4))
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-try:
-    for step in range(1000):
-        if rank == 1 and step == 20:
-            time.sleep(0.2)
-            if how == "raise":
-                raise ValueError("in forward")
-            os.kill(os.getpid(), getattr(signal, how))
-        model(torch.ones(2, 4)).sum().backward()
-except Exception as error:
-    print("told:", error, flush=True)
-    raise SystemExit(3)
-"""
+def lose_one(rank, folder, how, its):
+    """A rank of three, of which rank 1 is lost in the middle of a step."""
+    dist.init_process_group(
+        "linerate", init_method=f"file://{folder}/{how}", rank=rank, world_size=3, timeout=timedelta(seconds=60)
+    )
+    dist.barrier()
+    dist.group.WORLD.set_timeout(timedelta(seconds=4))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    try:
+        for step in range(1000):
+            if rank == 1 and step == 20:
+                time.sleep(0.2)
+                if how == "raise":
+                    raise ValueError("in forward")
+                os.kill(os.getpid(), getattr(signal, how))
+            model(torch.ones(2, 4)).sum().backward()
+    except Exception as error:
+        its.send(str(error))
+    # The end of a job with an error.
+    os._exit(3)
 
 
 def lose():
+    fork = multiprocessing.get_context("fork")
     for how in ("SIGKILL", "SIGSTOP", "raise"):
         with tempfile.TemporaryDirectory() as folder:
-            started = [
-                subprocess.Popen([sys.executable, "-W", "ignore", "-c", LOSE, str(rank), folder, how], stdout=subprocess.PIPE, text=True)
-                for rank in range(3)
-            ]
+            pipes = [fork.Pipe(False) for _ in range(3)]
+            started = [fork.Process(target=lose_one, args=(rank, folder, how, pipes[rank][1])) for rank in range(3)]
+            for process in started:
+                process.start()
             for rank in (0, 2):
-                told = started[rank].communicate(timeout=60)[0]
-                assert started[rank].returncode == 3 and "rank 1" in told, (how, rank, started[rank].returncode, told)
+                assert pipes[rank][0].poll(60), (how, rank)
+                told = pipes[rank][0].recv()
+                assert "rank 1" in told, (how, rank, told)
+                started[rank].join(60)
+                assert started[rank].exitcode == 3, (how, rank, started[rank].exitcode)
             started[1].kill()
-            started[1].communicate()
+            started[1].join()
     print("ranks that are lost are named", flush=True)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -13,9 +15,12 @@ import linerate
 import torch
 from linerate.torch.detail import Record
 from linerate.torch.monitored import monitored_barrier
+from linerate.torch.notifier import Notifier
 from linerate.torch.tensors import (
+    Memory,
+    apart,
     copy,
-    copy_back,
+    copying_back,
     is_plain,
     memory_of,
     moved,
@@ -26,12 +31,16 @@ from linerate.torch.tensors import (
     unpack,
     width_of,
 )
-from linerate.torch.work import Notifier, Work
+from linerate.torch.work import Work
 
-WORKS_KEPT = 1024
+
+# Works that nobody waits for: where all are kept, and where only those with something left to do are.
+ALL_KEPT, UNFINISHED_KEPT = 1024, 64
+FLAGS_KEPT = 64
 
 # Calls that compute nothing: linerate need not have the type of what they move.
 _MOVING = frozenset(("all_gather", "all_to_all", "broadcast", "gather", "recv", "scatter", "send"))
+_MESSAGES = ("send", "recv")
 
 _is_profiled = torch._C._autograd._profiler_enabled
 
@@ -63,17 +72,27 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return seconds if seconds > 0 else None
 
 
+def _memory_moved(tensor: torch.Tensor) -> Memory:
+    """The memory of a tensor that is only moved."""
+    return memory_of(moved(tensor))
+
+
 class State:
     """What a group of torch and its backend share."""
 
     def __init__(
-        self, communicator: linerate.Communicator, notifier: Notifier, timeout: float, works: dict[int, Work] | None
+        self, communicator: linerate.Communicator, notifier: Notifier, timeout: float, keeps_all: bool
     ) -> None:
         self.communicator = communicator
         self.notifier = notifier
         self.timeout = timeout
-        # Those that nobody has waited for, where torch does not keep them.
-        self.works = works
+        # Those that nobody has waited for: all, where torch does not keep them, or those that copy when they end. A
+        # caller may have dropped one, and read its result after a barrier.
+        self.works: dict[int, Work] = {}
+        self.keeps_all = keeps_all
+        # The last ones of one element: a model in a Join context has C++ wait for such a one, and read it, and all
+        # versions of torch keep only its base part then.
+        self.flags: deque[Work] = deque(maxlen=FLAGS_KEPT)
         # The operations of each block of coalesced calls that is open.
         self.coalesced: list[Work] | None = None
         self.sequence = 0
@@ -81,6 +100,9 @@ class State:
         # The result of all calls that had ended when they returned.
         self.done = Work((), (), None, None, None)
         self.name = ""
+        # Where the group has met, and its ranks in the default group.
+        self.store: Any = None
+        self.members: list[int] = []
         # The last calls, for the text of a mismatch, if those are wanted.
         self.record: Record | None = None
         self.end: weakref.finalize[..., Any] | None = None
@@ -100,6 +122,9 @@ class Options:
     __slots__ = ("op", "root", "tag", "timeout", "is_started")
 
     def __init__(self, opts: Any = None, op: Any = None, root: int | None = None, timeout: timedelta | None = None) -> None:
+        # Calls of a group take the root in the place of the options, too.
+        if isinstance(opts, int):
+            opts, root = None, opts
         given = getattr(opts, "reduceOp", opts) if op is None else op
         self.op = operator_of(given) if isinstance(given, _IS_OPERATOR) else "sum"
         self.root = getattr(opts, "rootRank", 0) if root is None else root
@@ -163,7 +188,9 @@ class Calls:
     ) -> Work:
         """Starts a call, or runs it where its caller waits for it anyway."""
         state = self.state
-        state.sequence += 1
+        # torch compares the numbers of ranks: messages have none.
+        if name not in _MESSAGES:
+            state.sequence += 1
         if state.record is not None:
             state.record.note(name, tensors, inputs, options.op, options.root, options.tag)
             start = state.record.explaining(start)
@@ -181,11 +208,14 @@ class Calls:
             if after is not None:
                 after()
             return state.done
-        work = Work((operation,), tensors, state.notifier, after, state.works)
-        work.record = state.record
+        kept = state.works if state.keeps_all or after is not None else None
+        work = Work((operation,), tensors, state.notifier, after, kept)
+        work.record, work.is_message = state.record, name in _MESSAGES
         if state.coalesced is not None:
             state.coalesced.append(work)
-        if state.works is not None and len(state.works) > WORKS_KEPT:
+        if len(tensors) == 1 and isinstance(tensors[0], torch.Tensor) and tensors[0].numel() == 1:
+            state.flags.append(work)
+        if len(state.works) > (ALL_KEPT if state.keeps_all else UNFINISHED_KEPT):
             # Nobody waits for the oldest any more.
             for oldest in list(itertools.islice(state.works.values(), 2)):
                 oldest.is_completed()
@@ -214,15 +244,14 @@ class Calls:
         source: torch.Tensor,
         target: torch.Tensor,
         options: Options,
-        after: Callable[[], None],
+        after: Callable[[], None] | None,
         tensors: Sequence[Any],
-        *more: Any,
     ) -> Work:
         """A call from one tensor to another."""
         if name in _MOVING:
             source, target = moved(source), moved(target)
         given, taken = memory_of(source), memory_of(target)
-        return self._run(name, tensors, partial(call, given, taken, *more), options, after, [source])
+        return self._run(name, tensors, partial(call, given, taken), options, after, [source])
 
     # Collectives.
 
@@ -265,62 +294,57 @@ class Calls:
         if options.op == "avg":
             total = total / self.size()
         copy(tensor, total)
-        return Work((), [tensor], None, None, None)
+        return Work((), [tensor], None, None, self.state.works)
 
     def allreduce_sparse(self, tensors: Any, opts: Any = None) -> Work:
         return self._allreduce_sparse(_one(tensors, "all_reduce"), Options(opts))
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         tensor = _one(tensors, "broadcast")
-        if isinstance(opts, int):
-            opts, root = None, opts
         options = Options(opts, root=root, timeout=timeout)
         root, broadcast = options.root, self.state.communicator.broadcast
         return self._inout("broadcast", tensor, [tensor], partial(broadcast, root=root), options)
 
     def reduce(
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None, root: int | None = None
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
         tensor = _one(tensors, "reduce")
-        if isinstance(opts, int):
-            opts, root = None, opts
         options = Options(opts, op=op, root=root, timeout=timeout)
         root, op, reduce = options.root, options.op, self.state.communicator.reduce
         return self._inout("reduce", tensor, [tensor], partial(reduce, root=root, op=op), options)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         source, target, options = packed(input), packed_output(output), Options(opts)
-        gather, after = self.state.communicator.all_gather, lambda: copy_back(output, target)
+        gather, after = self.state.communicator.all_gather, copying_back([output], [target])
         return self._outs("all_gather", gather, source, target, options, after, [output])
 
     all_gather_single = _allgather_base
 
     def allgather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        source = packed(_one(inputs, "all_gather"))
-        parts, options = _parts(outputs, "all_gather", self.size()), Options(opts, timeout=timeout)
+        source, options = packed(_one(input_tensors, "all_gather")), Options(opts, timeout=timeout)
+        parts = _parts(output_tensors, "all_gather", self.size())
         for part in parts:
             if part.dtype != source.dtype:
                 raise linerate.InvalidArgument(f"all_gather of {source.dtype} into a tensor of {part.dtype}")
-        source = moved(source)
-        counts = [part.numel() * width_of(part) for part in parts]
-        target = source.new_empty(sum(counts))
-        gather, after = self.state.communicator.all_gather_v, lambda: unpack(target, parts)
-        return self._outs("all_gather", gather, source, target, options, after, [list(parts)], counts)
+        targets = [packed_output(part) for part in parts]
+        (source,) = apart([source], targets)
+        start = partial(self.state.communicator.all_gather_v, _memory_moved(source), [_memory_moved(each) for each in targets])
+        return self._run("all_gather", [list(parts)], start, options, copying_back(parts, targets), [source])
 
-    def allgather_coalesced(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
-        if outputs and len(outputs) != self.size():
-            raise linerate.InvalidArgument(f"all_gather_coalesced takes a list for each of {self.size()} ranks, and got {len(outputs)}")
-        source, options = pack(inputs, is_moved=True), Options(opts)
+    def allgather_coalesced(self, output_lists: Sequence[Sequence[torch.Tensor]], input_list: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        if output_lists and len(output_lists) != self.size():
+            raise linerate.InvalidArgument(f"all_gather_coalesced takes a list for each of {self.size()} ranks, and got {len(output_lists)}")
+        source, options = pack(input_list, is_moved=True), Options(opts)
         target = source.new_empty(self.size(), source.numel())
         gather = self.state.communicator.all_gather
 
         def after() -> None:
-            for row, parts in zip(target, outputs):
+            for row, parts in zip(target, output_lists):
                 unpack(row, parts)
 
-        return self._outs("all_gather", gather, source, target, options, after, outputs)
+        return self._outs("all_gather", gather, source, target, options, after, output_lists)
 
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -329,24 +353,24 @@ class Calls:
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        source, target, options = packed(input), packed_output(output), Options(opts)
+    def _reduce_scatter_base(self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = None) -> Work:
+        source, target, options = packed(inputTensor), packed_output(outputTensor), Options(opts)
         op, scatter = options.op, self.state.communicator.reduce_scatter
         call = partial(scatter, op=op)
-        return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(output, target), [output])
+        return self._outs("reduce_scatter", call, source, target, options, copying_back([outputTensor], [target]), [outputTensor])
 
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Work:
-        output, options = _one(outputs, "reduce_scatter"), Options(opts, op=op, timeout=timeout)
-        parts = _parts(inputs, "reduce_scatter", self.size())
-        source, target = pack(parts), packed_output(output)
-        counts, op = [part.numel() for part in parts], options.op
+        output, options = _one(output_tensors, "reduce_scatter"), Options(opts, op=op, timeout=timeout)
+        parts = _parts(input_tensors, "reduce_scatter", self.size())
+        target = packed_output(output)
+        sources = apart([packed(part) for part in parts], [target])
         scatter = self.state.communicator.reduce_scatter_v
-        call = partial(scatter, counts=counts, op=op)
-        return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(output, target), [output])
+        start = partial(scatter, [memory_of(each) for each in sources], memory_of(target), op=options.op)
+        return self._run("reduce_scatter", [output], start, options, copying_back([output], [target]), sources)
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -358,69 +382,67 @@ class Calls:
             source, target = packed(own), packed_output(out)
             scatter = self.state.communicator.reduce_scatter
             call = partial(scatter, op=each.op)
-            after = lambda out=out, target=target: copy_back(out, target)  # noqa: E731
-            works.append(self._outs("reduce_scatter", call, source, target, each, after, [out]))
+            works.append(self._outs("reduce_scatter", call, source, target, each, copying_back([out], [target]), [out]))
         return self._together(works, outputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         options = Options(opts, root=root, timeout=timeout)
-        source, root = packed(_one(inputs, "gather")), options.root
-        given, gather = memory_of(moved(source)), self.state.communicator.gather
+        source, root = packed(_one(input_tensors, "gather")), options.root
+        gather, counts = self.state.communicator.gather_v, [source.numel() * width_of(source)] * self.size()
         if self.rank() != root:
-            if outputs and outputs[0]:
+            if output_tensors and output_tensors[0]:
                 raise linerate.InvalidArgument(f"gather: rank {self.rank()} is not the root, and has a list of outputs")
-            start = partial(gather, given, None, root)
+            start = partial(gather, _memory_moved(source), counts, None, root)
             return self._run("gather", [], start, options, inputs=[source])
-        parts = _parts(outputs, "gather", self.size())
-        target = source.new_empty(source.numel() * self.size())
-        taken = memory_of(moved(target))
+        parts = _parts(output_tensors, "gather", self.size())
         for part in parts:
             if part.dtype != source.dtype or part.numel() != source.numel():
                 raise linerate.InvalidArgument(
                     f"gather of {source.numel()} elements of {source.dtype} into {part.numel()} of {part.dtype}"
                 )
-        start = partial(gather, given, taken, root)
-        return self._run("gather", [list(parts)], start, options, lambda: unpack(target, parts), [source])
+        targets = [packed_output(part) for part in parts]
+        (source,) = apart([source], targets)
+        start = partial(gather, _memory_moved(source), counts, [_memory_moved(each) for each in targets], root)
+        return self._run("gather", [list(parts)], start, options, copying_back(parts, targets), [source])
 
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         options = Options(opts)
         source, target, root = packed(input), packed_output(output), options.root
-        given, gather = memory_of(moved(source)), self.state.communicator.gather
-        taken = memory_of(moved(target)) if self.rank() == root else None
-        start = partial(gather, given, taken, root)
-        return self._run("gather", [output], start, options, lambda: copy_back(output, target), [source])
+        taken = _memory_moved(target) if self.rank() == root else None
+        start = partial(self.state.communicator.gather, _memory_moved(source), taken, root)
+        return self._run("gather", [output], start, options, copying_back([output], [target]), [source])
 
     gather_into_tensor = gather_single
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         options = Options(opts, root=root, timeout=timeout)
-        output, root = _one(outputs, "scatter"), options.root
+        output, root = _one(output_tensors, "scatter"), options.root
         target = packed_output(output)
-        taken, given, scatter = memory_of(moved(target)), None, self.state.communicator.scatter
+        counts, given = [target.numel() * width_of(target)] * self.size(), None
         if self.rank() == root:
-            parts = _parts(inputs, "scatter", self.size())
+            parts = _parts(input_tensors, "scatter", self.size())
             for part in parts:
                 if part.numel() != output.numel():
                     raise linerate.InvalidArgument(f"scatter of {part.numel()} elements into {output.numel()}")
-            given = memory_of(pack(parts, is_moved=True))
-        start = partial(scatter, taken, given, root)
-        return self._run("scatter", [output], start, options, lambda: copy_back(output, target))
+            given = [_memory_moved(each) for each in apart([packed(part) for part in parts], [target])]
+        start = partial(self.state.communicator.scatter_v, _memory_moved(target), counts, given, root)
+        return self._run("scatter", [output], start, options, copying_back([output], [target]))
 
     def alltoall_base(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_splits: Sequence[int] = (),
-        input_splits: Sequence[int] = (),
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> Work:
         source, target, options = packed(input), packed_output(output), Options(opts)
-        sent, received = self._counts(source, input_splits), self._counts(target, output_splits)
-        exchange = self.state.communicator.all_to_all_v
-        call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
-        return self._outs("all_to_all", call, source, target, options, lambda: copy_back(output, target), [output])
+        sent, received = self._counts(source, input_split_sizes), self._counts(target, output_split_sizes)
+        given, taken = _memory_moved(source), _memory_moved(target)
+        start = partial(self.state.communicator.all_to_all_v, given, sent, taken, received)
+        return self._run("all_to_all", [output], start, options, copying_back([output], [target]), [source])
 
     all_to_all_single = alltoall_base
 
@@ -436,35 +458,39 @@ class Calls:
         width = tensor.numel() // rows * width_of(tensor) if rows else 0
         return [split * width for split in splits]
 
-    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
-        source, options = pack(_parts(inputs, "all_to_all", self.size()), is_moved=True), Options(opts)
-        parts = _parts(outputs, "all_to_all", self.size())
-        sent, received = ([part.numel() * width_of(part) for part in each] for each in (inputs, parts))
-        target, exchange = source.new_empty(sum(received)), self.state.communicator.all_to_all_v
-        call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
-        return self._outs("all_to_all", call, source, target, options, lambda: unpack(target, parts), list(parts))
+    def alltoall(self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        options, parts = Options(opts), _parts(output_tensors, "all_to_all", self.size())
+        targets = [packed_output(part) for part in parts]
+        sources = apart([packed(part) for part in _parts(input_tensors, "all_to_all", self.size())], targets)
+        given, taken = ([_memory_moved(each) for each in both] for both in (sources, targets))
+        start = partial(self.state.communicator.all_to_all_v, given, None, taken, None)
+        return self._run("all_to_all", list(parts), start, options, copying_back(parts, targets), sources)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         options = Options(opts, timeout=timeout)
-        return self._run("barrier", [], self.state.communicator.barrier, options)
+        works = list(self.state.works.values())
+        after = (lambda: _finish(works)) if works else None
+        return self._run("barrier", [], self.state.communicator.barrier, options, after)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose errors name the ranks that have not come, in the words of Gloo."""
-        limit = _seconds(timeout) or self.state.timeout
+        # A backend is given options in place of the time.
+        given: timedelta | None = getattr(timeout, "timeout", timeout)
+        limit = self.state.timeout if given is None or given < timedelta(0) else given.total_seconds()
         monitored_barrier(self.state.communicator, next(self.state.barriers), limit, wait_all_ranks)
 
     # Messages.
 
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         tensor, send = packed(_one(tensors, "send")), self.state.communicator.send
-        memory = memory_of(moved(tensor))
-        start = partial(send, memory, peer, tag)
-        return self._run("send", tensors, start, _to(peer, tag))
+        memory = _memory_moved(tensor)
+        start = partial(send, memory, dstRank, tag)
+        return self._run("send", tensors, start, _to(dstRank, tag))
 
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         receive = self.state.communicator.recv
-        call = partial(receive, peer=peer, tag=tag)
-        return self._inout("recv", _one(tensors, "recv"), tensors, call, _to(peer, tag))
+        call = partial(receive, peer=srcRank, tag=tag)
+        return self._inout("recv", _one(tensors, "recv"), tensors, call, _to(srcRank, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         receive = self.state.communicator.recv
@@ -501,6 +527,14 @@ class Calls:
     def abort(self) -> None:
         self.state.communicator.abort("the process group was aborted")
         self.state.close()
+
+
+def _finish(works: Sequence[Work]) -> None:
+    """After a barrier the collectives before it have ended, also those that nobody has waited for."""
+    for work in works:
+        with contextlib.suppress(linerate.Error):
+            if not work.is_completed() and not work.is_message:
+                work.wait()
 
 
 def _describe(tensors: Sequence[Any]) -> str:

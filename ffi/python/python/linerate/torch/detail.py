@@ -7,36 +7,46 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import linerate
 import torch
+import torch.distributed as dist
 
 # Calls that are remembered.
 CALLS_KEPT = 64
 # How long a rank waits for the calls of the others after a mismatch.
 WAIT_SECONDS = 5.0
-_OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__))
+# Frames of this package, of torch, and of decorators between them and the user's line.
+_NOT_USERS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+_WRAPPERS = ("contextlib.py", "functools.py", "threading.py", "typing_extensions.py")
 _REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter")
+_EQUAL = ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce")
+_MESSAGES = ("send", "recv")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 class Call(NamedTuple):
-    """A call of one rank. Those of all ranks with one number must have one key; a message has no number of its own."""
+    """A call of one rank.
 
-    number: int
+    Collectives are numbered in their group: those with one number must have one key on all ranks. Messages are numbered
+    by direction, peer and tag: a send and the receive with its number must have one key.
+    """
+
     name: str
+    number: int
+    peer: int
+    tag: int
     key: str
     text: str
     line: str
 
 
 def is_wanted() -> bool:
-    return os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() == "DETAIL"
+    return bool(dist.get_debug_level() == dist.DebugLevel.DETAIL)
 
 
 class Record:
@@ -49,32 +59,29 @@ class Record:
         self._limit = limit
         self._lock = threading.Lock()
         self._calls: deque[Call] = deque(maxlen=CALLS_KEPT)
-        self._collectives = 0
+        # The last numbers, by name, peer and tag of messages, and of collectives.
+        self._numbers: Counter[tuple[str, int, int]] = Counter()
         # What all ranks have called at the mismatch, once it is known.
         self._told: str | None = None
         self._explaining = threading.Lock()
 
     def note(self, name: str, tensors: Sequence[Any], inputs: Sequence[Any], op: str, root: int, tag: int) -> None:
         """Remembers a call that is about to start."""
-        is_message = name in ("send", "recv")
         ours, given = _flat(tensors), _flat(inputs)
-        parts, key = [name], [name]
-        if name in _REDUCING:
-            parts.append(op)
-            key.append(op)
-        if name in _ROOTED:
-            parts.append(f"root {root}")
-            key.append(f"root {root}")
-        if is_message:
-            parts.append(f"{'to' if name == 'send' else 'from'} {'any' if root < 0 else root}, tag {tag}")
-        parts.append(_shapes(given or ours))
-        key += sorted({str(one.dtype) for one in ours + given})
-        if name in ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce"):
-            key += [str(one.numel()) for one in ours]
+        shapes = _shapes(given or ours)
+        types = sorted({str(one.dtype) for one in ours + given})
+        if name in _MESSAGES:
+            where = name, root, tag
+            key = f"{sum(one.numel() * one.element_size() for one in ours)} B"
+            text = f"{name} {'to' if name == 'send' else 'from'} {'any' if root < 0 else root}, tag {tag}, {shapes}"
+        else:
+            where = "", -1, 0
+            words = [name] + [op] * (name in _REDUCING) + [f"root {root}"] * (name in _ROOTED)
+            counts = [str(one.numel()) for one in ours] if name in _EQUAL else []
+            key, text = " ".join(words + types + counts), " ".join([*words, shapes])
         with self._lock:
-            if not is_message:
-                self._collectives += 1
-            self._calls.append(Call(-1 if is_message else self._collectives, name, " ".join(key), " ".join(parts), _line()))
+            self._numbers[where] += 1
+            self._calls.append(Call(name, self._numbers[where], where[1], tag, key, text, _line()))
 
     def explaining(self, start: Callable[..., linerate.Operation | None]) -> Callable[..., linerate.Operation | None]:
         """A call whose errors are explained."""
@@ -127,17 +134,22 @@ class Record:
 def describe(calls: dict[int, list[Call]], size: int) -> str:
     """The calls that differ, a line for each rank."""
     number = _first_difference(calls)
+    messages = {} if number is not None else _first_message(calls)
     lines = []
     for rank in range(size):
         if rank not in calls:
             lines.append(f"rank {rank}: it has not told its call")
-            continue
-        shown = [call for call in calls[rank] if call.number == number] if number is not None else calls[rank][-1:]
-        if not shown:
-            lines.append(f"rank {rank}: no call {number} yet" if number is not None else f"rank {rank}: no call yet")
-        for call in shown:
-            which = "its last call" if number is None else f"call {number}"
-            lines.append(f"rank {rank}: {which}, {call.text}, at {call.line}")
+        elif number is not None:
+            its = next((call for call in calls[rank] if call.name not in _MESSAGES and call.number == number), None)
+            lines.append(f"rank {rank}: call {number}, {its.text}, at {its.line}" if its else f"rank {rank}: no call {number} yet")
+        elif rank in messages:
+            its = messages[rank]
+            lines.append(f"rank {rank}: {its.text}, at {its.line}")
+        elif calls[rank]:
+            its = calls[rank][-1]
+            lines.append(f"rank {rank}: its last call, {its.text}, at {its.line}")
+        else:
+            lines.append(f"rank {rank}: no call yet")
     return "".join(f"\n  {line}" for line in lines)
 
 
@@ -146,9 +158,20 @@ def _first_difference(calls: dict[int, list[Call]]) -> int | None:
     keys: dict[int, set[str]] = {}
     for each in calls.values():
         for call in each:
-            if call.number >= 0:
+            if call.name not in _MESSAGES:
                 keys.setdefault(call.number, set()).add(call.key)
     return min((number for number, its in keys.items() if len(its) > 1), default=None)
+
+
+def _first_message(calls: dict[int, list[Call]]) -> dict[int, Call]:
+    """The first message that is received as something else, by both ranks."""
+    for rank, each in calls.items():
+        for sent in each:
+            for got in calls.get(sent.peer, ()) if sent.name == "send" else ():
+                is_it = (got.name, got.peer, got.tag, got.number) == ("recv", rank, sent.tag, sent.number)
+                if is_it and got.key != sent.key:
+                    return {rank: sent, sent.peer: got}
+    return {}
 
 
 def _flat(tensors: Sequence[Any]) -> list[torch.Tensor]:
@@ -178,7 +201,7 @@ def _line() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = os.path.abspath(frame.f_code.co_filename)
-        if not name.startswith((_OUR_FOLDER, _TORCH_FOLDER)) and not frame.f_code.co_filename.startswith("<"):
+        if not name.startswith(_NOT_USERS) and os.path.exists(name) and os.path.basename(name) not in _WRAPPERS:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "a thread of torch that no Python line has started"

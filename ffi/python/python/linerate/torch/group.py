@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from linerate.torch.calls import Calls, State
 from linerate.torch.detail import Record, is_wanted
-from linerate.torch.work import Notifier
+from linerate.torch.notifier import Notifier
 from torch._C import _distributed_c10d as c10d
 
 
@@ -65,17 +65,31 @@ def _end(state: State) -> None:
             _World.state = None
     state.notifier.leave(state.communicator)
     state.communicator.close()
-    if state.works is not None:
-        state.works.clear()
+    state.flags.clear()
+    state.works.clear()
 
 
 def create(options: Any, group_options: Any = None) -> Any:
     """Makes a group of torch's description of it."""
-    rank, size, limit = options.group_rank, options.group_size, max(options.timeout.total_seconds(), 0.001)
+    rank, size, members = options.group_rank, options.group_size, list(options.global_ranks_in_group)
+    state = _join(options.store, rank, size, options.timeout, members)
+    if not members:
+        with _World.lock:
+            _World.state = state
+    # A group whose devices have backends of different names keeps its own object, and takes a backend.
+    has_others = HAS_BACKEND and _has_other_backends(options)
+    made: Any = Backend(state, rank, size) if has_others else ProcessGroup(state, rank, size)
+    state.end = weakref.finalize(made, _end, state)
+    return made
+
+
+def _join(store: Any, rank: int, size: int, timeout: timedelta, members: list[int]) -> State:
+    """Meets the other members of a group: ranks of the default group, or none if this is the default group."""
+    limit = max(timeout.total_seconds(), 0.001)
     settings: dict[str, str | None] = {"LINERATE_TIMEOUT": str(limit)}
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() in ("INFO", "DETAIL"):
+    if dist.get_debug_level() != dist.DebugLevel.OFF:
         settings["LINERATE_DEBUG"] = "info"
-    exchange, members = _Exchange(options.store), list(options.global_ranks_in_group)
+    exchange = _Exchange(store)
     with _World.lock:
         world = _World.state
     if world is not None and members and not world.communicator.failure():
@@ -86,17 +100,18 @@ def create(options: Any, group_options: Any = None) -> Any:
         notifier = Notifier(communicator)
     notifier.join()
     # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without Python's part.
-    state = State(communicator, notifier, limit, None if HAS_BACKEND else {})
+    state = State(communicator, notifier, limit, not HAS_BACKEND)
+    state.store, state.members = store, members or list(range(size))
     if is_wanted():
-        state.record = Record(options.store, rank, size, lambda: state.timeout)
-    if not members:
-        with _World.lock:
-            _World.state = state
-    # A group whose devices have backends of different names keeps its own object, and takes a backend.
-    has_others = HAS_BACKEND and _has_other_backends(options)
-    made: Any = Backend(state, rank, size) if has_others else ProcessGroup(state, rank, size)
-    state.end = weakref.finalize(made, _end, state)
-    return made
+        state.record = Record(store, rank, size, lambda: state.timeout)
+    return state
+
+
+def _split(parent: State, rank: int, ranks: list[int], timeout: timedelta | None, store: Any) -> State:
+    """The group of these ranks of a group."""
+    members = [parent.members[each] for each in ranks]
+    timeout = timedelta(seconds=parent.timeout) if timeout is None else timeout
+    return _join(store, ranks.index(rank), len(ranks), timeout, members)
 
 
 def _has_other_backends(options: Any) -> bool:
@@ -127,6 +142,29 @@ class ProcessGroup(Calls, dist.ProcessGroup):  # type: ignore[misc]
     def size(self) -> int:
         return self._numbers[1]
 
+    def get_group_store(self) -> Any:
+        return self.state.store
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """A group of some ranks of this one; None on the others. Its name is one that no other group has."""
+        if self.rank() not in ranks:
+            return None
+        name = group_name or f"{self.state.name}:split:{','.join(map(str, ranks))}"
+        state = _split(self.state, self.rank(), list(ranks), timeout, dist.PrefixStore(f"{name}/", self.state.store))
+        made = ProcessGroup(state, state.communicator.rank, state.communicator.ranks)
+        state.end = weakref.finalize(made, _end, state)
+        made._set_group_name(name)
+        made._set_group_desc(group_desc or "undefined")
+        return made
+
     def _set_group_name(self, name: str) -> None:
         self.state.name = name
         super()._set_group_name(name)
@@ -148,6 +186,13 @@ if HAS_BACKEND:
 
         def size(self) -> int:
             return self._numbers[1]
+
+        def split(self, store: Any, ranks: Sequence[int], opts: Any) -> Backend:
+            """The backend of some ranks of this one's group."""
+            state = _split(self.state, self.rank(), list(ranks), getattr(opts, "_timeout", None), store)
+            made = Backend(state, state.communicator.rank, state.communicator.ranks)
+            state.end = weakref.finalize(made, _end, state)
+            return made
 
         # A property of torch's own calls the one written in Python, and would call itself for ever.
 
@@ -177,7 +222,7 @@ if HAS_BACKEND:
 
         @property
         def supports_splitting(self) -> bool:
-            return False
+            return True
 
         @property
         def supports_tensor_alloc(self) -> bool:

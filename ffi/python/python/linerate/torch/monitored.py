@@ -41,8 +41,12 @@ def _arrive(comm: linerate.Communicator, number: int, end: float) -> None:
 
 
 def _ask(comm: linerate.Communicator, number: int, limit: float, end: float, wait_all_ranks: bool) -> None:
-    arrived, missing = [], []
+    arrived: list[int] = []
+    missing: list[int] = []
     for rank in range(1, comm.ranks):
+        if not wait_all_ranks and not missing and time.monotonic() > end:
+            text = f"Rank 0 timed out in monitoredBarrier after {int(limit * 1000)} ms."
+            raise RuntimeError(f"{text} Successfully processed ranks: {', '.join(map(str, arrived)) or 'none'}")
         if _has_arrived(comm, rank, number, end):
             arrived.append(rank)
         else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import linerate
@@ -72,7 +73,8 @@ def check(tensor: torch.Tensor) -> str:
 
 def memory_of(tensor: torch.Tensor) -> Memory:
     """A tensor without gaps as memory, which keeps the tensor."""
-    return tensor.data_ptr(), tensor.numel(), check(tensor), tensor
+    dtype = check(tensor)
+    return tensor.data_ptr(), tensor.numel(), dtype, tensor
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -127,10 +129,26 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
-def copy_back(output: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies to a tensor with gaps from the one without that stood for it."""
-    if target.data_ptr() != output.data_ptr() or not is_plain(output):
-        copy(output, target)
+def copying_back(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Callable[[], None] | None:
+    """Copies to outputs from the tensors without gaps that stood for them; None if these are the outputs."""
+    pairs = [(output, target) for output, target in zip(outputs, targets) if target.data_ptr() != output.data_ptr() or not is_plain(output)]
+
+    def copy_all() -> None:
+        for output, target in pairs:
+            copy(output, target)
+
+    return copy_all if pairs else None
+
+
+def apart(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors that are read while others are written: those that share memory with one of these are copied."""
+    written = sorted((each.data_ptr(), each.data_ptr() + each.numel() * each.element_size()) for each in targets)
+    read = []
+    for each in sources:
+        start, end = each.data_ptr(), each.data_ptr() + each.numel() * each.element_size()
+        before = bisect.bisect_left(written, (end, 0))
+        read.append(each.clone() if before > 0 and written[before - 1][1] > start else each)
+    return read
 
 
 def unpack(together: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

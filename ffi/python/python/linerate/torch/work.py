@@ -1,4 +1,4 @@
-"""Operations as torch's Work, and the thread that completes its futures."""
+"""Operations as torch's Work."""
 
 from __future__ import annotations
 
@@ -11,79 +11,12 @@ from typing import Any
 import linerate
 import torch
 from linerate.torch.detail import Record
+from linerate.torch.notifier import Notifier
 from torch._C._distributed_c10d import Work as BaseWork
 
 _NO_LIMIT = timedelta(0)
-# How long the thread of futures does not see that it is to end.
-_SLICE_SECONDS = 0.1
 # Held while the future of a Work is made.
 _FUTURES = threading.Lock()
-
-
-class Notifier:
-    """Calls back when operations of a family of communicators have ended, on one thread."""
-
-    def __init__(self, communicator: linerate.Communicator) -> None:
-        self._queue = communicator.completion_queue()
-        self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._waiting: dict[int, tuple[linerate.Communicator, Callable[[Exception | None], None]]] = {}
-        self._thread: threading.Thread | None = None
-        self._is_over = False
-        self._groups = 0
-
-    def join(self) -> None:
-        """Counts a group that uses it."""
-        with self._changed:
-            self._groups += 1
-
-    def leave(self, communicator: linerate.Communicator) -> None:
-        """A group has ended: what waits for its operations gets an error. The last group ends the thread."""
-        with self._changed:
-            self._groups -= 1
-            is_last = self._groups == 0
-            cut = [number for number, (of, _) in self._waiting.items() if of is communicator]
-            callbacks = [self._waiting.pop(number)[1] for number in cut]
-        for then in callbacks:
-            then(linerate.InvalidArgument("the process group was destroyed before this operation had ended: wait for it first"))
-        if is_last:
-            self._close()
-
-    def add(self, operation: linerate.Operation, then: Callable[[Exception | None], None]) -> None:
-        """Calls `then(None)` when the operation has ended, or with an error if the group ends before."""
-        with self._changed:
-            if self._is_over:
-                raise linerate.InvalidArgument("this process group was destroyed: do not use it any more")
-            number = next(self._numbers)
-            operation.notify(self._queue, number)
-            self._waiting[number] = operation.communicator, then
-            if self._thread is None:
-                # From now on a thread of the library moves the operations.
-                self._queue.fileno()
-                self._thread = threading.Thread(target=self._run, name="linerate-futures", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._is_over:
-                    self._changed.wait()
-                if self._is_over:
-                    return
-            for number, _, _ in self._queue.wait(_SLICE_SECONDS):
-                with self._changed:
-                    waiting = self._waiting.pop(number, None)
-                if waiting is not None:
-                    waiting[1](None)
-
-    def _close(self) -> None:
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._queue.close()
 
 
 class Work(BaseWork):  # type: ignore[misc]
@@ -91,6 +24,7 @@ class Work(BaseWork):  # type: ignore[misc]
 
     # What explains a mismatch, if that is wanted.
     record: Record | None = None
+    is_message = False
 
     def __init__(
         self,
