@@ -91,7 +91,7 @@ class State:
         self.barriers = itertools.count(1)
         # The result of all calls that had ended when they returned.
         self.done = Work((), (), None, None, None)
-        self.name = ""
+        self.name, self.description = "", "undefined"
         # Where the group has met, and its ranks in the default group.
         self.store: Any = None
         self.members: list[int] = []

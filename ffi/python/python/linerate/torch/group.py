@@ -169,6 +169,21 @@ class ProcessGroup(Calls, dist.ProcessGroup):  # type: ignore[misc]
         self.state.name = name
         super()._set_group_name(name)
 
+    def _set_group_desc(self, description: str) -> None:
+        self.state.description = description
+        super()._set_group_desc(description)
+
+    if not HAS_BACKEND:
+        # C++ asks a backend for them.
+
+        @property
+        def group_name(self) -> str:
+            return self.state.name
+
+        @property
+        def group_desc(self) -> str:
+            return self.state.description
+
 
 if HAS_BACKEND:
 
