@@ -313,8 +313,8 @@ def run(rank, size, folder):
         if ours is not None:
             compare(*ours, case.op, f"linerate: {what}")
             if other is not None and not all(is_close(one, right, case.op) for one, right in zip(*other)):
-                # Gloo takes some tensors with gaps for tensors without, and in torch 2.6 it has reduce_scatter_tensor
-                # sum whatever the operator is.
+                # Gloo takes some tensors with gaps for tensors without, and in torch 2.6 its
+                # reduce_scatter_tensor sums, whatever the operator is.
                 assert case.layout in ("strided", "transposed") or call is reduce_scatter_tensor, f"Gloo: {what}"
                 wrong.add(key)
     if "--list" in sys.argv and rank == 0:

@@ -127,7 +127,7 @@ def timeouts(rank, size):
             dist.barrier()
             dist.all_reduce(tensor, group=group)
         check(tensor, torch.full((2,), float(size)), "after a wait that was too short")
-    # Between 1.13 and 2.15 torch's function reaches backends only, which a group of linerate does not have there.
+    # Before 2.15 torch's function reaches backends only, which a group of linerate does not have.
     if HAS_BACKEND:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
     else:

@@ -17,7 +17,7 @@ from linerate.torch.monitored import monitored_barrier
 from linerate.torch.notifier import Notifier
 from linerate.torch.tensors import (
     copy,
-    copy_back,
+    copying,
     is_plain,
     memory_of,
     moved,
@@ -78,12 +78,12 @@ class State:
         self.communicator = communicator
         self.notifier = notifier
         self.timeout = timeout
-        # Those that nobody has waited for: all, where torch does not keep them, or those that copy when they end. A
-        # caller may have dropped one, and read its result after a barrier.
+        # Those that nobody has waited for: all, where torch does not keep them, or those that copy
+        # when they end. A caller may have dropped one, and read its result after a barrier.
         self.works: dict[int, Work] = {}
         self.keeps_all = keeps_all
-        # The last ones of one element: a model in a Join context has C++ wait for such a one, and read it, and all
-        # versions of torch keep only its base part then.
+        # The last ones of one element: a model in a Join context has C++ wait for such a one, and
+        # read it, and all versions of torch keep only its base part then.
         self.flags: deque[Work] = deque(maxlen=FLAGS_KEPT)
         # The operations of each block of coalesced calls that is open.
         self.coalesced: list[Work] | None = None
@@ -219,7 +219,7 @@ class Calls:
         if tensor.layout == torch.strided and not is_plain(tensor):
             gapless = packed_output(tensor)
             return self._inout(name, gapless, tensors, call, options, lambda: copy(tensor, gapless))
-        memory = memory_of(moved(tensor) if name in _MOVING else tensor)
+        memory = memory_of(tensor, name in _MOVING)
         return self._run(name, tensors, lambda **how: call(memory, **how), options, after)
 
     def _outs(
@@ -229,14 +229,13 @@ class Calls:
         source: torch.Tensor,
         target: torch.Tensor,
         options: Options,
-        after: Callable[[], None],
+        after: Callable[[], None] | None,
         tensors: Sequence[Any],
         *more: Any,
     ) -> Work:
         """A call from one tensor to another."""
-        if name in _MOVING:
-            source, target = moved(source), moved(target)
-        given, taken = memory_of(source), memory_of(target)
+        is_moved = name in _MOVING
+        given, taken = memory_of(source, is_moved), memory_of(target, is_moved)
         return self._run(name, tensors, lambda **how: call(given, taken, *more, **how), options, after, [source])
 
     # Collectives.
@@ -304,7 +303,7 @@ class Calls:
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         source, target, options = packed(input), packed_output(output), Options(opts)
-        gather, after = self.state.communicator.all_gather, lambda: copy_back(output, target)
+        gather, after = self.state.communicator.all_gather, copying(output, target)
         return self._outs("all_gather", gather, source, target, options, after, [output])
 
     all_gather_single = _allgather_base
@@ -347,7 +346,7 @@ class Calls:
         source, target, options = packed(inputTensor), packed_output(outputTensor), Options(opts)
         op, scatter = options.op, self.state.communicator.reduce_scatter
         call = lambda given, taken, **how: scatter(given, taken, op=op, **how)  # noqa: E731
-        return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(outputTensor, target), [outputTensor])
+        return self._outs("reduce_scatter", call, source, target, options, copying(outputTensor, target), [outputTensor])
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -360,7 +359,7 @@ class Calls:
         counts, op = [part.numel() for part in parts], options.op
         scatter = self.state.communicator.reduce_scatter_v
         call = lambda given, taken, **how: scatter(given, taken, counts, op=op, **how)  # noqa: E731
-        return self._outs("reduce_scatter", call, source, target, options, lambda: copy_back(output, target), [output])
+        return self._outs("reduce_scatter", call, source, target, options, copying(output, target), [output])
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -372,8 +371,7 @@ class Calls:
             source, target = packed(own), packed_output(out)
             scatter = self.state.communicator.reduce_scatter
             call = lambda given, taken, **how: scatter(given, taken, op=each.op, **how)  # noqa: E731
-            after = lambda out=out, target=target: copy_back(out, target)  # noqa: E731
-            works.append(self._outs("reduce_scatter", call, source, target, each, after, [out]))
+            works.append(self._outs("reduce_scatter", call, source, target, each, copying(out, target), [out]))
         return self._together(works, outputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
@@ -381,7 +379,7 @@ class Calls:
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None) -> Work:
         options = Options(opts, root=root, timeout=timeout)
         source, root = packed(_one(input_tensors, "gather")), options.root
-        given, gather = memory_of(moved(source)), self.state.communicator.gather
+        given, gather = memory_of(source, True), self.state.communicator.gather
         if self.rank() != root:
             if output_tensors and output_tensors[0]:
                 raise linerate.InvalidArgument(f"gather: rank {self.rank()} is not the root, and has a list of outputs")
@@ -389,7 +387,7 @@ class Calls:
             return self._run("gather", [], start, options, inputs=[source])
         parts = _parts(output_tensors, "gather", self.size())
         target = source.new_empty(source.numel() * self.size())
-        taken = memory_of(moved(target))
+        taken = memory_of(target, True)
         for part in parts:
             if part.dtype != source.dtype or part.numel() != source.numel():
                 raise linerate.InvalidArgument(
@@ -401,10 +399,10 @@ class Calls:
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         options = Options(opts)
         source, target, root = packed(input), packed_output(output), options.root
-        given, gather = memory_of(moved(source)), self.state.communicator.gather
-        taken = memory_of(moved(target)) if self.rank() == root else None
+        given, gather = memory_of(source, True), self.state.communicator.gather
+        taken = memory_of(target, True) if self.rank() == root else None
         start = lambda **how: gather(given, taken, root, **how)  # noqa: E731
-        return self._run("gather", [output], start, options, lambda: copy_back(output, target), [source])
+        return self._run("gather", [output], start, options, copying(output, target), [source])
 
     gather_into_tensor = gather_single
 
@@ -412,7 +410,7 @@ class Calls:
         options = Options(opts, root=root, timeout=timeout)
         output, root = _one(output_tensors, "scatter"), options.root
         target = packed_output(output)
-        taken, given, scatter = memory_of(moved(target)), None, self.state.communicator.scatter
+        taken, given, scatter = memory_of(target, True), None, self.state.communicator.scatter
         if self.rank() == root:
             parts = _parts(input_tensors, "scatter", self.size())
             for part in parts:
@@ -420,7 +418,7 @@ class Calls:
                     raise linerate.InvalidArgument(f"scatter of {part.numel()} elements into {output.numel()}")
             given = memory_of(pack(parts, is_moved=True))
         start = lambda **how: scatter(taken, given, root, **how)  # noqa: E731
-        return self._run("scatter", [output], start, options, lambda: copy_back(output, target))
+        return self._run("scatter", [output], start, options, copying(output, target))
 
     def alltoall_base(
         self,
@@ -434,7 +432,7 @@ class Calls:
         sent, received = self._counts(source, input_split_sizes), self._counts(target, output_split_sizes)
         exchange = self.state.communicator.all_to_all_v
         call = lambda given, taken, **how: exchange(given, sent, taken, received, **how)  # noqa: E731
-        return self._outs("all_to_all", call, source, target, options, lambda: copy_back(output, target), [output])
+        return self._outs("all_to_all", call, source, target, options, copying(output, target), [output])
 
     all_to_all_single = alltoall_base
 
@@ -475,7 +473,7 @@ class Calls:
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         tensor, send = packed(_one(tensors, "send")), self.state.communicator.send
-        memory = memory_of(moved(tensor))
+        memory = memory_of(tensor, True)
         start = lambda **how: send(memory, dstRank, tag, **how)  # noqa: E731
         return self._run("send", tensors, start, _to(dstRank, tag))
 
