@@ -65,7 +65,8 @@ def beside_gloo(rank, theirs, what, build=Net, inputs=None, step=plain, toleranc
     ours, other = (train(group, build, inputs, step, **options) for group in (None, theirs))
     for number, (one, two) in enumerate(zip(ours, other)):
         for index, (left, right) in enumerate(zip(one, two)):
-            torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}, step {number}, parameter {index}: {text}")
+            where = f"{what}, step {number}, parameter {index}"
+            torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance, msg=lambda text: f"{where}: {text}")
 
 
 def unused(rank):

@@ -116,7 +116,7 @@ def messages(rank, size):
 
 def run(rank, size, folder):
     dist.set_debug_level(dist.DebugLevel.DETAIL)
-    # What the library tells of each operation at this level is not looked at; exceptions go to the parent.
+    # What the library tells of each operation is not looked at; exceptions go to the parent.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     join(rank, size, folder)
     for case in CASES:

@@ -17,13 +17,11 @@ from linerate.torch.detail import Record
 from linerate.torch.monitored import monitored_barrier
 from linerate.torch.notifier import Notifier
 from linerate.torch.tensors import (
-    Memory,
     apart,
     copy,
     copying_back,
     is_plain,
     memory_of,
-    moved,
     operator_of,
     pack,
     packed,
@@ -72,11 +70,6 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return seconds if seconds > 0 else None
 
 
-def _memory_moved(tensor: torch.Tensor) -> Memory:
-    """The memory of a tensor that is only moved."""
-    return memory_of(moved(tensor))
-
-
 class State:
     """What a group of torch and its backend share."""
 
@@ -86,12 +79,12 @@ class State:
         self.communicator = communicator
         self.notifier = notifier
         self.timeout = timeout
-        # Those that nobody has waited for: all, where torch does not keep them, or those that copy when they end. A
-        # caller may have dropped one, and read its result after a barrier.
+        # Those that nobody has waited for: all, where torch does not keep them, or those that copy
+        # when they end. A caller may have dropped one, and read its result after a barrier.
         self.works: dict[int, Work] = {}
         self.keeps_all = keeps_all
-        # The last ones of one element: a model in a Join context has C++ wait for such a one, and read it, and all
-        # versions of torch keep only its base part then.
+        # The last ones of one element: a model in a Join context has C++ wait for such a one, and
+        # read it, and all versions of torch keep only its base part then.
         self.flags: deque[Work] = deque(maxlen=FLAGS_KEPT)
         # The operations of each block of coalesced calls that is open.
         self.coalesced: list[Work] | None = None
@@ -99,7 +92,7 @@ class State:
         self.barriers = itertools.count(1)
         # The result of all calls that had ended when they returned.
         self.done = Work((), (), None, None, None)
-        self.name = ""
+        self.name, self.description = "", "undefined"
         # Where the group has met, and its ranks in the default group.
         self.store: Any = None
         self.members: list[int] = []
@@ -234,7 +227,7 @@ class Calls:
         if tensor.layout == torch.strided and not is_plain(tensor):
             gapless = packed_output(tensor)
             return self._inout(name, gapless, tensors, call, options, lambda: copy(tensor, gapless))
-        memory = memory_of(moved(tensor) if name in _MOVING else tensor)
+        memory = memory_of(tensor, name in _MOVING)
         return self._run(name, tensors, partial(call, memory), options, after)
 
     def _outs(
@@ -248,9 +241,8 @@ class Calls:
         tensors: Sequence[Any],
     ) -> Work:
         """A call from one tensor to another."""
-        if name in _MOVING:
-            source, target = moved(source), moved(target)
-        given, taken = memory_of(source), memory_of(target)
+        is_moved = name in _MOVING
+        given, taken = memory_of(source, is_moved), memory_of(target, is_moved)
         return self._run(name, tensors, partial(call, given, taken), options, after, [source])
 
     # Collectives.
@@ -330,7 +322,7 @@ class Calls:
                 raise linerate.InvalidArgument(f"all_gather of {source.dtype} into a tensor of {part.dtype}")
         targets = [packed_output(part) for part in parts]
         (source,) = apart([source], targets)
-        start = partial(self.state.communicator.all_gather_v, _memory_moved(source), [_memory_moved(each) for each in targets])
+        start = partial(self.state.communicator.all_gather_v, memory_of(source, True), [memory_of(each, True) for each in targets])
         return self._run("all_gather", [list(parts)], start, options, copying_back(parts, targets), [source])
 
     def allgather_coalesced(self, output_lists: Sequence[Sequence[torch.Tensor]], input_list: Sequence[torch.Tensor], opts: Any = None) -> Work:
@@ -394,7 +386,7 @@ class Calls:
         if self.rank() != root:
             if output_tensors and output_tensors[0]:
                 raise linerate.InvalidArgument(f"gather: rank {self.rank()} is not the root, and has a list of outputs")
-            start = partial(gather, _memory_moved(source), counts, None, root)
+            start = partial(gather, memory_of(source, True), counts, None, root)
             return self._run("gather", [], start, options, inputs=[source])
         parts = _parts(output_tensors, "gather", self.size())
         for part in parts:
@@ -404,14 +396,14 @@ class Calls:
                 )
         targets = [packed_output(part) for part in parts]
         (source,) = apart([source], targets)
-        start = partial(gather, _memory_moved(source), counts, [_memory_moved(each) for each in targets], root)
+        start = partial(gather, memory_of(source, True), counts, [memory_of(each, True) for each in targets], root)
         return self._run("gather", [list(parts)], start, options, copying_back(parts, targets), [source])
 
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         options = Options(opts)
         source, target, root = packed(input), packed_output(output), options.root
-        taken = _memory_moved(target) if self.rank() == root else None
-        start = partial(self.state.communicator.gather, _memory_moved(source), taken, root)
+        taken = memory_of(target, True) if self.rank() == root else None
+        start = partial(self.state.communicator.gather, memory_of(source, True), taken, root)
         return self._run("gather", [output], start, options, copying_back([output], [target]), [source])
 
     gather_into_tensor = gather_single
@@ -426,8 +418,8 @@ class Calls:
             for part in parts:
                 if part.numel() != output.numel():
                     raise linerate.InvalidArgument(f"scatter of {part.numel()} elements into {output.numel()}")
-            given = [_memory_moved(each) for each in apart([packed(part) for part in parts], [target])]
-        start = partial(self.state.communicator.scatter_v, _memory_moved(target), counts, given, root)
+            given = [memory_of(each, True) for each in apart([packed(part) for part in parts], [target])]
+        start = partial(self.state.communicator.scatter_v, memory_of(target, True), counts, given, root)
         return self._run("scatter", [output], start, options, copying_back([output], [target]))
 
     def alltoall_base(
@@ -440,7 +432,7 @@ class Calls:
     ) -> Work:
         source, target, options = packed(input), packed_output(output), Options(opts)
         sent, received = self._counts(source, input_split_sizes), self._counts(target, output_split_sizes)
-        given, taken = _memory_moved(source), _memory_moved(target)
+        given, taken = memory_of(source, True), memory_of(target, True)
         start = partial(self.state.communicator.all_to_all_v, given, sent, taken, received)
         return self._run("all_to_all", [output], start, options, copying_back([output], [target]), [source])
 
@@ -462,7 +454,7 @@ class Calls:
         options, parts = Options(opts), _parts(output_tensors, "all_to_all", self.size())
         targets = [packed_output(part) for part in parts]
         sources = apart([packed(part) for part in _parts(input_tensors, "all_to_all", self.size())], targets)
-        given, taken = ([_memory_moved(each) for each in both] for both in (sources, targets))
+        given, taken = ([memory_of(each, True) for each in both] for both in (sources, targets))
         start = partial(self.state.communicator.all_to_all_v, given, None, taken, None)
         return self._run("all_to_all", list(parts), start, options, copying_back(parts, targets), sources)
 
@@ -483,7 +475,7 @@ class Calls:
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         tensor, send = packed(_one(tensors, "send")), self.state.communicator.send
-        memory = _memory_moved(tensor)
+        memory = memory_of(tensor, True)
         start = partial(send, memory, dstRank, tag)
         return self._run("send", tensors, start, _to(dstRank, tag))
 

@@ -84,7 +84,7 @@ def create(options: Any, group_options: Any = None) -> Any:
 
 
 def _join(store: Any, rank: int, size: int, timeout: timedelta, members: list[int]) -> State:
-    """Meets the other members of a group: ranks of the default group, or none if this is the default group."""
+    """Meets the other members of a group, by their ranks in the default group; none: it is that."""
     limit = max(timeout.total_seconds(), 0.001)
     settings: dict[str, str | None] = {"LINERATE_TIMEOUT": str(limit)}
     if dist.get_debug_level() != dist.DebugLevel.OFF:
@@ -99,7 +99,8 @@ def _join(store: Any, rank: int, size: int, timeout: timedelta, members: list[in
         communicator = linerate.Communicator.join_by(rank, size, "linerate", exchange, settings)
         notifier = Notifier(communicator)
     notifier.join()
-    # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without Python's part.
+    # torch 1.13 to 2.6 keep only the base part of a Work in C++, whose wait never ends without
+    # Python's part.
     state = State(communicator, notifier, limit, not HAS_BACKEND)
     state.store, state.members = store, members or list(range(size))
     if is_wanted():
@@ -168,6 +169,21 @@ class ProcessGroup(Calls, dist.ProcessGroup):  # type: ignore[misc]
     def _set_group_name(self, name: str) -> None:
         self.state.name = name
         super()._set_group_name(name)
+
+    def _set_group_desc(self, description: str) -> None:
+        self.state.description = description
+        super()._set_group_desc(description)
+
+    if not HAS_BACKEND:
+        # C++ asks a backend for them.
+
+        @property
+        def group_name(self) -> str:
+            return self.state.name
+
+        @property
+        def group_desc(self) -> str:
+            return self.state.description
 
 
 if HAS_BACKEND:

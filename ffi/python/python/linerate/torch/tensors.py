@@ -71,9 +71,13 @@ def check(tensor: torch.Tensor) -> str:
     return dtype
 
 
-def memory_of(tensor: torch.Tensor) -> Memory:
-    """A tensor without gaps as memory, which keeps the tensor."""
-    dtype = check(tensor)
+def memory_of(tensor: torch.Tensor, is_moved: bool = False) -> Memory:
+    """A tensor without gaps as memory, which keeps the tensor; is_moved: as moved() has it."""
+    dtype = _TYPES.get(tensor.dtype)
+    if dtype is None or not tensor.is_cpu or tensor.layout != torch.strided:
+        if is_moved and tensor.is_cpu:
+            tensor = moved(tensor)
+        dtype = check(tensor)
     return tensor.data_ptr(), tensor.numel(), dtype, tensor
 
 
@@ -91,7 +95,9 @@ def packed(tensor: torch.Tensor) -> torch.Tensor:
 
 def packed_output(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor whose elements are copied to this one later."""
-    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+    if tensor.layout == torch.strided and is_plain(tensor):
+        return tensor.detach()
+    if torch._debug_has_internal_overlap(tensor) == 1:
         raise linerate.InvalidArgument("an output has several elements at one place in memory: give a tensor that was not expanded")
     return packed(tensor)
 
