@@ -194,9 +194,9 @@ def send_and_recv(case, group):
 
 
 def coalesced(case, group):
-    manager = next(it for name, it in vars(dist.distributed_c10d).items() if name.startswith("_coalescing_"))
+    together = next(it for name, it in vars(dist.distributed_c10d).items() if name.startswith("_coalescing_"))
     tensors = [case.lay(case.given(case.rank, part)) for part in range(3)]
-    with manager(group=group):
+    with together(group=group):
         for tensor in tensors:
             dist.all_reduce(tensor, case.operator(), group=group)
     return tensors, [case.reduced(part) for part in range(3)]
