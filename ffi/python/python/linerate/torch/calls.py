@@ -209,9 +209,11 @@ class Calls:
         if len(tensors) == 1 and isinstance(tensors[0], torch.Tensor) and tensors[0].numel() == 1:
             state.flags.append(work)
         if len(state.works) > (ALL_KEPT if state.keeps_all else UNFINISHED_KEPT):
-            # Nobody waits for the oldest any more.
+            # Nobody waits for the oldest any more. Those that have not ended are the newest now.
             for oldest in list(itertools.islice(state.works.values(), 2)):
-                oldest.is_completed()
+                state.works.pop(id(oldest), None)
+                if not oldest.is_completed():
+                    state.works[id(oldest)] = oldest
         return work
 
     def _inout(
