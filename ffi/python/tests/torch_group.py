@@ -317,7 +317,9 @@ def registered(rank, size):
         tensor = linerate.torch.empty(10, 3, dtype=dtype)
         assert tensor.shape == (10, 3) and not tensor.any()
         tensor += rank + 1
+        copied = dist.group.WORLD.communicator.unregistered_bytes
         dist.all_reduce(tensor)
+        assert dist.group.WORLD.communicator.unregistered_bytes == copied
         check(tensor, torch.full((10, 3), sum(range(1, size + 1)), dtype=dtype), f"registered {dtype}")
     assert linerate.torch.empty(0).shape == (0,) and linerate.torch.empty((2, 2)).shape == (2, 2)
     models = []
@@ -328,10 +330,14 @@ def registered(rank, size):
         if is_registered:
             linerate.torch.register(ddp)
         optimizer, random = torch.optim.SGD(ddp.parameters(), lr=0.1), torch.Generator().manual_seed(rank)
-        for _ in range(8):
+        for step in range(8):
+            # DDP builds its buckets anew after the first step.
+            if step == 4:
+                copied = dist.group.WORLD.communicator.unregistered_bytes
             optimizer.zero_grad()
             ddp(torch.randn(16, 20, generator=random)).square().mean().backward()
             optimizer.step()
+        assert (dist.group.WORLD.communicator.unregistered_bytes == copied) is is_registered
         models.append(ddp)
     for plain, ours in zip(models[0].parameters(), models[1].parameters()):
         torch.testing.assert_close(plain, ours)
