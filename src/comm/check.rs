@@ -20,6 +20,8 @@ pub(super) struct Checked {
     /// it.
     pub in_place: bool,
     pub uses: Uses,
+    /// How many bytes of these are not registered.
+    pub unregistered_bytes: u64,
 }
 
 /// Checks the arguments of a call on rank `rank` of `ranks` ranks.
@@ -36,11 +38,13 @@ pub(super) fn check(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<Checked> 
     let input = window_of(call, "input", call.input, lengths.input)?;
     let output = window_of(call, "output", call.output, lengths.output)?;
     let in_place = find_in_place(call, rank, &lengths)?;
+    let uses = uses_of(call, &lengths, in_place);
     Ok(Checked {
         input,
         output,
         in_place,
-        uses: uses_of(call, &lengths, in_place),
+        unregistered_bytes: unregistered_bytes(call, &uses, in_place),
+        uses,
     })
 }
 
@@ -52,13 +56,21 @@ pub(super) fn lengths_of(call: &Call<'_>, rank: Rank, ranks: u32) -> Result<[u64
 }
 
 /// How many of the bytes that a call uses are not registered.
-pub(super) fn unregistered_bytes(call: &Call<'_>, uses: &Uses) -> u64 {
+fn unregistered_bytes(call: &Call<'_>, uses: &Uses, is_in_place: bool) -> u64 {
+    let of = |buffer: &RawBuffer, bytes: usize| match buffer.is_registered() {
+        true => 0,
+        false => bytes as u64,
+    };
     let both = [call.input, call.output].into_iter().zip(uses);
-    let of_both = both.filter_map(|(buffer, used)| Some((buffer?, used.as_ref()?.len())));
-    let transfers = call.transfers.iter().map(|t| &t.buffer);
-    let all = of_both.chain(transfers.map(|buffer| (buffer, buffer.len_bytes())));
-    let unregistered = all.filter(|(buffer, _)| !buffer.is_registered());
-    unregistered.map(|(_, bytes)| bytes as u64).sum()
+    let both = both.filter_map(|(buffer, used)| Some(of(buffer?, used.as_ref()?.len())));
+    // Input and output in place share their bytes.
+    let of_both: u64 = match is_in_place {
+        true => both.max().unwrap_or(0),
+        false => both.sum(),
+    };
+    let transfers = call.transfers.iter();
+    let of_transfers: u64 = (transfers.map(|t| of(&t.buffer, t.buffer.len_bytes()))).sum();
+    of_both + of_transfers
 }
 
 /// What a rank sends to itself is copied from one buffer to another, so both must have one length.

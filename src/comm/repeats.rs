@@ -2,7 +2,7 @@
 //! Such a call is not checked or looked up again.
 
 use super::call::Call;
-use super::check::{Uses, unregistered_bytes};
+use super::check::{Checked, Uses};
 use super::raw::RawBuffer;
 use crate::engine::AtOnce;
 use crate::memory::View;
@@ -47,13 +47,13 @@ impl Repeats {
     }
 
     /// Remembers a call. If the list is full, it forgets the oldest one.
-    pub fn remember(&mut self, call: &Call<'_>, uses: Uses, at_once: AtOnce) {
+    pub fn remember(&mut self, call: &Call<'_>, checked: &Checked, at_once: AtOnce) {
         self.known.truncate(REPEATS_MAX - 1);
         let repeat = Repeat {
             memory: memory_of(call).map(Option::<&View>::copied),
             algorithm: call.algorithm.map(String::from),
-            unregistered_bytes: unregistered_bytes(call, &uses),
-            uses,
+            uses: checked.uses.clone(),
+            unregistered_bytes: checked.unregistered_bytes,
             at_once,
         };
         self.known.insert(0, repeat);

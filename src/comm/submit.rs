@@ -4,7 +4,7 @@
 
 use super::bind::{self, HeldBoth};
 use super::call::{Call, Transfer};
-use super::check::{self, check};
+use super::check::check;
 use super::communicator::Communicator;
 use super::driving::Driving;
 use super::inside::Inside;
@@ -216,14 +216,14 @@ fn prepare(
         unregistered_bytes,
     } = inside;
     let checked = check(call, engine.rank(), engine.ranks())?;
-    *unregistered_bytes += check::unregistered_bytes(call, &checked.uses);
+    *unregistered_bytes += checked.unregistered_bytes;
     let plan = plans.plan(call, checked.in_place)?;
     let (arguments, slots) = (bind::arguments(call, &checked), bind::slots(call));
     if let (true, None, Cow::Borrowed(slots)) = (is_blocking, &held, &slots)
         && let Some(at_once) =
             engine.at_once(&plan.prepared, plan.fallback.as_ref(), arguments, slots)
     {
-        repeats.remember(call, checked.uses.clone(), at_once);
+        repeats.remember(call, &checked, at_once);
     }
     let held = match held {
         Some(held) => held,
