@@ -26,6 +26,7 @@ from linerate.torch.tensors import (
     pack,
     packed,
     packed_output,
+    plain_memory_of,
     unpack,
     width_of,
 )
@@ -106,6 +107,9 @@ class State:
 
 
 _NO_TIME = timedelta(0)
+_SUM = torch.distributed.ReduceOp.SUM
+# Versions that tell a group whether its caller waits anyway.
+_PlainOptions = torch.distributed.AllreduceOptions if hasattr(torch.distributed.AllreduceOptions(), "asyncOp") else None
 _IS_OPERATOR = (torch.distributed.ReduceOp, type(torch.distributed.ReduceOp.SUM))
 
 
@@ -250,6 +254,16 @@ class Calls:
     # Collectives.
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Work:
+        state = self.state
+        if type(opts) is _PlainOptions and not opts.asyncOp and opts.reduceOp == _SUM and opts.timeout < _NO_TIME:
+            # A blocking sum as dist.all_reduce() has it. What follows does the same for all calls:
+            # 5.0 us in place of 3.4 for one of 8 bytes.
+            is_simple = type(tensors) is list and len(tensors) == 1 and state.record is None and not _is_profiled()
+            memory = plain_memory_of(tensors[0]) if is_simple else None
+            if memory is not None:
+                state.sequence += 1
+                state.communicator.all_reduce(memory)
+                return state.done
         tensor = _one(tensors, "all_reduce")
         options = Options(opts, op=op, timeout=timeout)
         if tensor.layout == torch.sparse_coo:

@@ -81,6 +81,14 @@ def memory_of(tensor: torch.Tensor, is_moved: bool = False) -> Memory:
     return tensor.data_ptr(), tensor.numel(), dtype, tensor
 
 
+def plain_memory_of(tensor: torch.Tensor) -> Memory | None:
+    """The memory of a tensor that can be used as it lies; None for all others."""
+    dtype = _TYPES.get(tensor.dtype)
+    if dtype is None or not tensor.is_cpu or tensor.layout != torch.strided or not is_plain(tensor):
+        return None
+    return tensor.data_ptr(), tensor.numel(), dtype, tensor
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor is its elements, one after the other."""
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
