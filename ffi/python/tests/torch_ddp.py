@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
-from torch_group import join, start_all
+from torch_group import gloo, join, start_all
 
 STEPS = 20
 
@@ -179,7 +179,7 @@ def sync_batch_norm():
 def run(rank, size, folder):
     torch.set_num_threads(1)
     join(rank, size, folder)
-    theirs = dist.new_group(backend="gloo")
+    theirs = gloo()
     for megabytes in (0.0001, 0.003, 25):
         beside_gloo(rank, theirs, f"buckets of {megabytes} MB", bucket_cap_mb=megabytes)
     beside_gloo(rank, theirs, "gradients in views", bucket_cap_mb=0.003, gradient_as_bucket_view=True)

@@ -1,5 +1,6 @@
 """The backend of torch: python3 ffi/python/tests/torch_group.py RANKS starts so many processes."""
 
+import faulthandler
 import os
 import sys
 import tempfile
@@ -13,6 +14,9 @@ import torch.multiprocessing as multiprocessing
 
 TYPES = [torch.float64, torch.float32, torch.uint8, torch.int8, torch.int32, torch.int64]
 OPERATORS = ["SUM", "PRODUCT", "MIN", "MAX"]
+HELD = []
+# Of all ranks together; with_torch waits for 300 s.
+SECONDS_MAX = 240
 
 
 def join(rank, size, folder, name="store", seconds=60):
@@ -23,10 +27,24 @@ def join(rank, size, folder, name="store", seconds=60):
 
 def start_all(run):
     """Runs run(rank, ranks, folder) in as many processes as each argument of the command says."""
+    def watched(*arguments):
+        # One that hangs says where, before the command is ended from outside.
+        faulthandler.dump_traceback_later(SECONDS_MAX, exit=True)
+        run(*arguments)
+
     for ranks in [int(argument) for argument in sys.argv[1:] if argument.isdigit()]:
         with tempfile.TemporaryDirectory() as folder:
             # Forked after torch was imported, which takes seconds, and before it has threads.
-            multiprocessing.start_processes(run, (ranks, folder), ranks, start_method="fork")
+            multiprocessing.start_processes(watched, (ranks, folder), ranks, start_method="fork")
+
+
+def gloo():
+    """A group of Gloo to compare with. Its destructor, which torch calls with the interpreter locked, can wait for ever
+    for a thread of its own that wants the interpreter (seen in torch 1.13 and 2.6), so it lives as long as the process.
+    """
+    group = dist.new_group(backend="gloo")
+    HELD.append(group)
+    return group
 
 
 def values(rank, shape, dtype):
@@ -400,7 +418,7 @@ def more_types(rank, size, theirs):
 
 def run(rank, size, folder):
     join(rank, size, folder)
-    theirs = dist.new_group(backend="gloo")
+    theirs = gloo()
     against_gloo(rank, size, theirs)
     if size > 1:
         messages(rank, size)

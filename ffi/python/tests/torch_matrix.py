@@ -8,7 +8,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch_group import join, start_all
+from torch_group import gloo, join, start_all
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -301,7 +301,7 @@ def show(title, keys):
 def run(rank, size, folder):
     torch.set_num_threads(1)
     join(rank, size, folder)
-    theirs = dist.new_group(backend="gloo")
+    theirs = gloo()
     is_all = os.environ.get("LINERATE_TRANSPORT") != "tcp"
     refused_ours, refused_theirs, wrong, count = {}, {}, set(), 0
     for call, case in cases(rank, size, is_all):
