@@ -22,7 +22,7 @@ CALLS_KEPT = 64
 WAIT_SECONDS = 5.0
 # Frames of this package, of torch, and of decorators between them and the user's line.
 _NOT_USERS = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
-_WRAPPERS = ("contextlib.py", "functools.py", "threading.py", "typing_extensions.py")
+_WRAPPERS = ("contextlib.py", "functools.py", "threading.py", "typing_extensions.py", "warnings.py")
 _REDUCING = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter")
 _EQUAL = ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce")
 _MESSAGES = ("send", "recv")
