@@ -14,6 +14,9 @@ from torch_group import join, start_all
 
 FORK = multiprocessing.get_context("fork")
 
+# Debian 13 builds torch without libuv.
+LIBUV = {"use_libuv": False} if os.environ.get("USE_LIBUV") == "0" else {}
+
 
 def overlapping(rank, size):
     """Memory that is an input and an output, but not as an operation in place has it: refused on every rank."""
@@ -151,7 +154,7 @@ def run(rank, size, folder):
 
 def serve(port, end):
     """The process of a store, which is killed."""
-    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False, **LIBUV)
     port.send(store.port)
     end.wait()
 
@@ -166,7 +169,7 @@ def meet(rank, port, is_there, told):
         return get(self, key, limit)
 
     exchange.get = watched
-    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=20), wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=20), wait_for_workers=False, **LIBUV)
     try:
         dist.init_process_group("linerate", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=60))
         told.send("it has met")
