@@ -39,8 +39,10 @@ def start_all(run):
 
 
 def gloo():
-    """A group of Gloo to compare with. Its destructor, which torch calls with the interpreter locked, can wait for ever
-    for a thread of its own that wants the interpreter (seen in torch 1.13 and 2.6), so it lives as long as the process.
+    """A group of Gloo to compare with, which lives as long as the process.
+
+    torch calls its destructor with the interpreter locked, and that can wait for ever for a thread of Gloo that wants
+    the interpreter (seen in torch 1.13, suspected in 2.6).
     """
     group = dist.new_group(backend="gloo")
     HELD.append(group)

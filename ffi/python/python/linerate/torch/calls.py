@@ -256,8 +256,8 @@ class Calls:
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Work:
         state = self.state
         if type(opts) is _PlainOptions and not opts.asyncOp and opts.reduceOp == _SUM and opts.timeout < _NO_TIME:
-            # A blocking sum as dist.all_reduce() has it. What follows does the same for all calls:
-            # 5.0 us in place of 3.4 for one of 8 bytes.
+            # A blocking sum as dist.all_reduce() has it. The way of all other calls takes 5.0 us for
+            # 8 bytes, this one 3.5.
             is_simple = type(tensors) is list and len(tensors) == 1 and state.record is None and not _is_profiled()
             memory = plain_memory_of(tensors[0]) if is_simple else None
             if memory is not None:
