@@ -273,17 +273,16 @@ static void test_started(linerate_comm comm, int32_t *in, int32_t *out) {
     DONE(linerate_free(operation));
     HANDLE(linerate_test(operation));
 
-    /* Rank 1 comes later, so that rank 0 sees an operation under way. */
+    /* Rank 1 starts only once rank 0 has seen its operation under way. */
     if (rank == 0) {
         DONE(linerate_start(comm, &call, &operation));
         FAILS(LINERATE_IN_PROGRESS, linerate_wait(operation, 1000000));
-        DONE(linerate_barrier(comm));
+        DONE(linerate_send(in, 1, LINERATE_I32, 1, comm));
     } else {
-        struct timespec pause = {0, 50000000};
-        nanosleep(&pause, NULL);
+        DONE(linerate_recv(out, 1, LINERATE_I32, 0, comm));
         DONE(linerate_start(comm, &call, &operation));
-        DONE(linerate_barrier(comm));
     }
+    DONE(linerate_barrier(comm));
     DONE(linerate_wait(operation, LINERATE_FOREVER));
     DONE(linerate_free(operation));
 
