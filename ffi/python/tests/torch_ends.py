@@ -49,6 +49,23 @@ def again_and_again(rank, size, folder):
     assert counts[0] == counts[-1], counts
 
 
+def collected_anywhere(rank, size, folder):
+    """The collector ends a group that nobody holds while another one of its family starts its threads."""
+    before = gc.get_threshold()
+    for n in range(40):
+        join(rank, size, folder, f"collected{n}")
+        group = dist.new_group()
+        cycle = [group]
+        cycle.append(cycle)
+        dist.destroy_process_group(group)
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        gc.set_threshold(5 + n)
+        del group, cycle
+        work.get_future().wait()
+        gc.set_threshold(*before)
+        dist.destroy_process_group()
+
+
 def many_groups(rank, size):
     groups = [dist.new_group() for _ in range(40)]
     tensors = [torch.full((10,), float(n)) for n in range(40)]
@@ -113,6 +130,7 @@ def forked(rank):
 
 def run(rank, size, folder):
     again_and_again(rank, size, folder)
+    collected_anywhere(rank, size, folder)
     join(rank, size, folder)
     many_groups(rank, size)
     if size > 1:

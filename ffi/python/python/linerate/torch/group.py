@@ -42,7 +42,8 @@ class _Exchange:
 class _World:
     """The default group, of which other groups are siblings."""
 
-    lock = threading.Lock()
+    # A thread that holds it may be the one that collects a group.
+    lock = threading.RLock()
     state: State | None = None
 
 
@@ -69,6 +70,12 @@ def _end(state: State) -> None:
     state.works.clear()
 
 
+def _held_by(made: Any, state: State) -> Any:
+    """Has the group end with this object, which is all that a caller holds of it."""
+    state.end = weakref.finalize(made, _end, state)
+    return made
+
+
 def create(options: Any, group_options: Any = None) -> Any:
     """Makes a group of torch's description of it."""
     rank, size, members = options.group_rank, options.group_size, list(options.global_ranks_in_group)
@@ -79,8 +86,7 @@ def create(options: Any, group_options: Any = None) -> Any:
     # A group whose devices have backends of different names keeps its own object, and takes a backend.
     has_others = HAS_BACKEND and _has_other_backends(options)
     made: Any = Backend(state, rank, size) if has_others else ProcessGroup(state, rank, size)
-    state.end = weakref.finalize(made, _end, state)
-    return made
+    return _held_by(made, state)
 
 
 def _join(store: Any, rank: int, size: int, timeout: timedelta, members: list[int]) -> State:
@@ -160,8 +166,7 @@ class ProcessGroup(Calls, dist.ProcessGroup):  # type: ignore[misc]
             return None
         name = group_name or f"{self.state.name}:split:{','.join(map(str, ranks))}"
         state = _split(self.state, self.rank(), list(ranks), timeout, dist.PrefixStore(f"{name}/", self.state.store))
-        made = ProcessGroup(state, state.communicator.rank, state.communicator.ranks)
-        state.end = weakref.finalize(made, _end, state)
+        made: ProcessGroup = _held_by(ProcessGroup(state, state.communicator.rank, state.communicator.ranks), state)
         made._set_group_name(name)
         made._set_group_desc(group_desc or "undefined")
         return made
@@ -206,8 +211,7 @@ if HAS_BACKEND:
         def split(self, store: Any, ranks: Sequence[int], opts: Any) -> Backend:
             """The backend of some ranks of this one's group."""
             state = _split(self.state, self.rank(), list(ranks), getattr(opts, "_timeout", None), store)
-            made = Backend(state, state.communicator.rank, state.communicator.ranks)
-            state.end = weakref.finalize(made, _end, state)
+            made: Backend = _held_by(Backend(state, state.communicator.rank, state.communicator.ranks), state)
             return made
 
         # A property of torch's own calls the one written in Python, and would call itself for ever.

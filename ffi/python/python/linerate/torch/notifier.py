@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -13,6 +14,8 @@ import linerate
 _SLICE_SECONDS = 0.1
 # A callback that takes longer has another thread take its place.
 _LONG_SECONDS = 0.25
+# How long the end of the last group waits for the threads, one of which a callback may hold.
+_END_SECONDS = 5.0
 THREADS_MAX = 64
 
 Callback = Callable[[Exception | None], None]
@@ -29,13 +32,16 @@ class Notifier:
     def __init__(self, communicator: linerate.Communicator) -> None:
         self._queue = communicator.completion_queue()
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        # A thread that holds it may be the one that collects a group that nobody holds, and ends it.
+        self._lock = threading.RLock()
         # The leader waits for something to do, the others for its place.
         self._changed, self._vacant = threading.Condition(self._lock), threading.Condition(self._lock)
         self._waiting: dict[int, tuple[linerate.Communicator, Callback]] = {}
         # Those of operations that have ended, which no thread has taken yet.
         self._ready: deque[Callback] = deque()
         self._threads: set[threading.Thread] = set()
+        # Those of them that are still to be started.
+        self._new: deque[threading.Thread] = deque()
         # The thread that waits and calls back; None: one that is idle takes its place.
         self._leader: threading.Thread | None = None
         # Threads that neither lead nor call back.
@@ -55,7 +61,7 @@ class Notifier:
         with self._lock:
             self._groups -= 1
             is_last = self._groups == 0
-            cut = [number for number, (of, _) in self._waiting.items() if of is communicator]
+            cut = [number for number in list(self._waiting) if self._waiting[number][0] is communicator]
             callbacks = [self._waiting.pop(number)[1] for number in cut]
         for then in callbacks:
             then(linerate.InvalidArgument("the process group was destroyed before this operation had ended: wait for it first"))
@@ -80,14 +86,15 @@ class Notifier:
                 self._hand_over()
             else:
                 self._changed.notify()
+        self._start_new()
 
     # Under the lock.
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="linerate-futures", daemon=True)
         self._threads.add(thread)
+        self._new.append(thread)
         self._idle += 1
-        thread.start()
 
     def _hand_over(self) -> None:
         """Another thread waits and calls back from now on."""
@@ -104,15 +111,23 @@ class Notifier:
 
     # Without the lock.
 
+    def _start_new(self) -> None:
+        """Starts threads. One that starts may collect a group, whose end takes the lock."""
+        while self._new:
+            with contextlib.suppress(IndexError):
+                self._new.popleft().start()
+
     def _run(self) -> None:
         this = threading.current_thread()
         while self._take_lead(this):
             self._lead(this)
             with self._lock:
                 if self._idle > 0:
-                    self._threads.discard(this)
-                    return
+                    break
                 self._idle += 1
+        with self._lock:
+            self._threads.discard(this)
+            self._vacant.notify_all()
 
     def _take_lead(self, this: threading.Thread) -> bool:
         """Waits for the leader's place; False: it is to end."""
@@ -144,6 +159,7 @@ class Notifier:
                     if self._idle == 0 and len(self._threads) < THREADS_MAX:
                         self._start()
             if then is not None:
+                self._start_new()
                 then(None)
                 continue
             ended = self._queue.wait(_SLICE_SECONDS)
@@ -156,10 +172,10 @@ class Notifier:
             self._is_over = True
             self._changed.notify_all()
             self._vacant.notify_all()
-            threads = list(self._threads)
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            own = {threading.current_thread()}
+            have_ended = self._vacant.wait_for(lambda: self._threads <= own, _END_SECONDS)
         while self._ready:
             self._ready.popleft()(None)
-        self._queue.close()
+        # A thread that still waits for the queue takes it along.
+        if have_ended:
+            self._queue.close()

@@ -15,8 +15,8 @@ from linerate.torch.notifier import Notifier
 from torch._C._distributed_c10d import Work as BaseWork
 
 _NO_LIMIT = timedelta(0)
-# Held while the future of a Work is made.
-_FUTURES = threading.Lock()
+# Held while the future of a Work is made. The thread may collect a group meanwhile, whose futures end.
+_FUTURES = threading.RLock()
 
 
 class Work(BaseWork):  # type: ignore[misc]
