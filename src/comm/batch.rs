@@ -4,8 +4,8 @@ use super::builder::CollectiveBuilder;
 use super::call::Call;
 use super::check::{Uses, check};
 use super::driving::Driving;
-use super::raw::RawBuffer;
-use super::{Communicator, Operation, bind};
+use super::raw::{RawBuffer, Use};
+use super::{Communicator, Operation};
 use crate::config::checked_timeout;
 use crate::engine::TaskId;
 use crate::error::{Error, Result};
@@ -193,19 +193,14 @@ impl<'a> Batch<'a> {
     ) -> Result<TaskId> {
         let comm = self.communicator;
         let staging = self.staging(bytes)?;
-        let mut kept = Vec::with_capacity(2 * calls.len());
+        let kept = borrow(calls).inspect_err(|_| self.give_back(staging.clone()))?;
         let (mut into, mut out_of) = (Vec::new(), Vec::new());
         let first = &calls[0].0;
         let element = first.dtype.size_bytes();
         let together: u64 = calls.iter().map(|(call, _)| call.count).sum();
         let stride = together as usize * element;
         let mut at = 0;
-        for (call, uses) in calls {
-            if let Err(error) = borrow(call, uses, &mut kept) {
-                kept.into_iter().for_each(Kept::end);
-                self.give_back(staging);
-                return Err(error);
-            }
+        for (call, _) in calls {
             let of = Packed {
                 rank: comm.rank() as usize,
                 ranks: comm.ranks() as usize,
@@ -236,8 +231,6 @@ impl<'a> Batch<'a> {
             out_of.iter().for_each(|&(from, to)| kernel::copy(from, to));
             keep_staging(&pool, memory);
         });
-        // A borrow ends fastest if it is the latest one.
-        kept.reverse();
         driving.start_call_with(&call.with(input, output), kept, at_end)
     }
 
@@ -266,12 +259,36 @@ fn keep_staging(pool: &Mutex<Vec<RawBuffer>>, memory: RawBuffer) {
     }
 }
 
-/// Borrows the memory of a call until the operation has ended.
-fn borrow(call: &Call<'_>, uses: &Uses, kept: &mut Vec<Kept>) -> Result<()> {
-    let [input, output] = bind::borrow(call, uses)?;
-    kept.extend(call.input.and_then(|buffer| buffer.keep(input)));
-    kept.extend(call.output.and_then(|buffer| buffer.keep(output)));
-    Ok(())
+/// Borrows the memory of calls of one collective until the operation has ended. Parts of a buffer
+/// that lie one after another are one borrow, as the parameters of a model often do.
+fn borrow(calls: &[&(Call<'_>, Uses)]) -> Result<Vec<Kept>> {
+    let mut uses: Vec<(&RawBuffer, Use)> = Vec::new();
+    for side in 0..2 {
+        for (call, used) in calls.iter().map(|(call, uses)| (call, &uses[side])) {
+            let buffer = [call.input, call.output][side];
+            let (Some(buffer), Some(used)) = (buffer, used) else {
+                continue;
+            };
+            let last = uses.last_mut();
+            let mut last = last.filter(|(last, _)| last.has_owner_of(buffer));
+            if !(last.as_mut()).is_some_and(|(_, all)| all.take_up(used)) {
+                uses.push((buffer, used.clone()));
+            }
+        }
+    }
+    let mut kept = Vec::with_capacity(uses.len());
+    for (buffer, used) in uses {
+        match buffer.borrow(&used, calls[0].0.collective.name()) {
+            Ok(held) => kept.extend(buffer.keep(held)),
+            Err(error) => {
+                kept.into_iter().for_each(Kept::end);
+                return Err(error);
+            }
+        }
+    }
+    // A borrow ends fastest if it is the latest one.
+    kept.reverse();
+    Ok(kept)
 }
 
 /// Where a call lies among those that travel together: from `at` on in the part of each rank, which

@@ -21,6 +21,15 @@ impl Use {
         self.bytes.len()
     }
 
+    /// Takes up another use if it is alike and begins where this one ends.
+    pub fn take_up(&mut self, next: &Use) -> bool {
+        let follows = self.access == next.access && self.bytes.end == next.bytes.start;
+        if follows {
+            self.bytes.end = next.bytes.end;
+        }
+        follows
+    }
+
     /// The smallest range that contains both, used exclusively.
     pub fn union(&self, other: &Use) -> Use {
         let start = self.bytes.start.min(other.bytes.start);

@@ -119,8 +119,8 @@ impl Driver {
             is_new = true;
         }
         let views = CallViews {
-            input: call.arguments.input,
-            output: call.arguments.output,
+            input: &call.arguments.input,
+            output: &call.arguments.output,
             others: call.others,
         };
         let is_new = is_new || !call.others.is_empty();
@@ -225,22 +225,11 @@ impl Driver {
                 compute.work.run(sources, destinations);
                 Ok(Ran::Whole)
             }
-            _ => Ok(self.run_by_parts(round, step)?),
-        }
-    }
-
-    /// Runs a step that counts its elements or peers.
-    #[inline(never)]
-    fn run_by_parts(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
-        match round.program.steps[step as usize] {
-            What::Chunks => self.post_chunks(round, step),
-            What::Pieces => self.compute(round, step),
-            What::Signal { payload } => self.signal(round, step, payload),
-            What::Wait => self.wait(round, step),
+            &What::Signal { payload } => Ok(self.signal(round, step, payload)?),
+            What::Wait => Ok(self.wait(round, step)?),
+            What::Chunks => Ok(self.post_chunks(round, step)?),
+            What::Pieces => Ok(self.compute(round, step)?),
             What::Nop => Ok(Ran::Whole),
-            What::Send(_) | What::Receive(_) | What::Compute(_) => {
-                unreachable!("steps that run at once count nothing")
-            }
         }
     }
 

@@ -10,8 +10,8 @@ use crate::schedule::{Buffer, BufferId};
 /// The memory of a call.
 #[derive(Clone, Copy)]
 pub struct CallViews<'a> {
-    pub input: View,
-    pub output: View,
+    pub input: &'a View,
+    pub output: &'a View,
     pub others: &'a [View],
 }
 
@@ -97,8 +97,8 @@ impl Memory {
         for buffer in &program.prepared.schedule.buffers {
             let mut offset = 0;
             let view = match buffer {
-                Buffer::Input => call.input,
-                Buffer::Output => call.output,
+                Buffer::Input => *call.input,
+                Buffer::Output => *call.output,
                 Buffer::Caller(number) => call.others[*number as usize],
                 Buffer::Window(extent) => {
                     let bytes = padded(extent.length_max(&counts), element) as usize;

@@ -87,21 +87,13 @@ impl Progress {
     #[inline]
     pub fn arm(&mut self, prepared: &Prepared, counts: bool) {
         if counts {
-            let armed = self.armed.iter();
-            self.runs
-                .iter_mut()
-                .zip(armed)
-                .for_each(|(run, armed)| *run = *armed);
+            self.runs.copy_from_slice(&self.armed);
         }
         let start = match self.is_whole {
             true => &prepared.whole,
             false => &prepared.piecewise,
         };
-        let armed = self.armed_states.iter();
-        self.states
-            .iter_mut()
-            .zip(armed)
-            .for_each(|(state, armed)| *state = *armed);
+        self.states.copy_from_slice(&self.armed_states);
         self.ready.begin(&start.ready);
         self.incomplete = self.states.len() as u32;
     }

@@ -29,6 +29,7 @@ pub(super) const PIECES_MAX: usize = 64;
 
 impl Driver {
     /// Runs a copy or reduction as far as it can go now.
+    #[inline(never)]
     pub(super) fn compute(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
         for _ in 0..PIECES_MAX {
             let run = round.progress.run(step);

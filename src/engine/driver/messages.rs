@@ -17,6 +17,7 @@ use crate::types::Rank;
 
 impl Driver {
     /// Posts as many chunks of a message as may be posted now.
+    #[inline(never)]
     pub(super) fn post_chunks(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
         let plan = round.program.prepared.steps[step as usize];
         let per_chunk = round.program.per_chunk;

@@ -13,6 +13,7 @@ use crate::types::Rank;
 impl Driver {
     /// Signals to those peers of a step that have not been signalled yet. The step counts them, so
     /// that none is signalled twice after a full queue.
+    #[inline(never)]
     pub(super) fn signal(&mut self, round: &mut Round, step: StepId, payload: u32) -> Result<Ran> {
         let mut done = round.progress.run(step).done;
         let are_sent = self.send_lines(round, step, payload, &mut done);
@@ -102,6 +103,7 @@ impl Driver {
 
     /// Looks whether the signals of a wait have come; the first signal of a peer also brings its
     /// registration.
+    #[inline(never)]
     pub(super) fn wait(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
         let mut done = round.progress.run(step).done;
         let is_over = self.is_signalled(round, step, &mut done);
