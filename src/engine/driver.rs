@@ -184,8 +184,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs a step as far as it goes. What it calls is not inlined: in one function with the rest,
-    /// signals and waits take a third longer.
+    /// Runs a step as far as it goes. The functions for parts are not inlined, so that the loop
+    /// stays small.
     #[inline(always)]
     fn run_step(
         &mut self,

@@ -112,7 +112,7 @@ class Notifier:
     # Without the lock.
 
     def _start_new(self) -> None:
-        """Starts threads. One that starts may collect a group, whose end takes the lock."""
+        """Starts threads, as several may do at once. One that starts may collect a group, whose end takes the lock."""
         while self._new:
             with contextlib.suppress(IndexError):
                 self._new.popleft().start()
