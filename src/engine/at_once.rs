@@ -27,6 +27,8 @@ pub struct AtOnce {
     /// Where `planned` needs registered memory: the signature by which `staged.rs` knows the calls
     /// that are to be staged, and the schedule that stages them, if it can run at once.
     fallback: Option<(Signature, Option<Arc<Prepared>>)>,
+    /// The round that has run it last: what it does is not worked out again.
+    round: Option<Box<Round>>,
 }
 
 impl Engine {
@@ -54,13 +56,14 @@ impl Engine {
                 let signature = signature_of(&arguments, prepared, slots);
                 (signature, can_run(fallback).then(|| fallback.clone()))
             }),
+            round: None,
         })
     }
 
     /// Runs a call to its end if each of its waits takes no more than `looks` at what peers have
     /// stored. `None`: the call has not ended. The caller then runs it again or submits it, before
     /// it does anything else with the engine.
-    pub fn run_at_once(&mut self, call: &AtOnce, looks: Looks) -> Option<Result<()>> {
+    pub fn run_at_once(&mut self, call: &mut AtOnce, looks: Looks) -> Option<Result<()>> {
         let mut round = match self.begun.take() {
             Some(round) => round,
             None => match self.begin_at_once(call)? {
@@ -76,7 +79,7 @@ impl Engine {
         self.driver.looks = Looks::ONCE;
         match ran {
             Ok(()) if round.is_finished() && !round.is_redirected => {
-                self.end_at_once(round);
+                self.end_at_once(call, round);
                 Some(Ok(()))
             }
             Ok(()) => {
@@ -99,7 +102,7 @@ impl Engine {
     }
 
     /// Begins the next round of a call; `None` if it cannot run now.
-    fn begin_at_once(&mut self, call: &AtOnce) -> Option<Result<Box<Round>>> {
+    fn begin_at_once(&mut self, call: &mut AtOnce) -> Option<Result<Box<Round>>> {
         let is_alone =
             self.rounds.is_empty() && self.tasks.queue.is_empty() && self.failing.cause.is_none();
         let is_whole = self.leaving.first.is_none() && self.driver.links.first_failed().is_none();
@@ -114,7 +117,10 @@ impl Engine {
         if !is_alone || !has_slot || !is_whole {
             return None;
         }
-        let mut round = self.rounds.take_spare(prepared);
+        let known = call.round.take();
+        let known = known.filter(|round| Arc::ptr_eq(&round.program.prepared, prepared));
+        let has_run = known.is_some();
+        let mut round = known.unwrap_or_else(|| self.rounds.take_spare(prepared));
         let of = RoundOf {
             id: RoundId::Collective(sequence),
             task: 0,
@@ -127,7 +133,11 @@ impl Engine {
             slots: call.slots,
             others: &[],
         };
-        if let Err(error) = self.driver.begin(&mut round, of, &round_call) {
+        let begun = match has_run {
+            true => (self.driver).begin_known(&mut round, of, &round_call, false),
+            false => self.driver.begin(&mut round, of, &round_call),
+        };
+        if let Err(error) = begun {
             return Some(Err(error));
         }
         if let Some(signature) = staged {
@@ -137,10 +147,11 @@ impl Engine {
         Some(Ok(round))
     }
 
-    fn end_at_once(&mut self, round: Box<Round>) {
+    fn end_at_once(&mut self, call: &mut AtOnce, mut round: Box<Round>) {
         let sequence = self.numbers.next - 1;
         self.numbers.note(sequence, round.program.signature);
-        self.put_away(round);
+        self.take_scratch(&mut round);
+        call.round = Some(round);
         self.retire(sequence);
         if sequence.is_multiple_of(CALLS_PER_POLL) {
             self.poll_events();

@@ -48,6 +48,10 @@ enum Ran {
     Redirected,
 }
 
+/// What became of a step, or why its round fails. The error is boxed, so that this fits two
+/// registers.
+type Stepped = std::result::Result<Ran, Box<Error>>;
+
 /// Runs steps on links.
 pub struct Driver {
     /// Something moved since this was last cleared.
@@ -106,7 +110,31 @@ impl Driver {
     /// Begins a round and gives it its memory: the caller's buffers, a window slot, scratch memory.
     #[inline]
     pub fn begin(&mut self, round: &mut Round, of: RoundOf, call: &RoundCall<'_>) -> Result<()> {
-        let mut is_new = round.begin(of, call, (self.links.ranks, self.chunk_bytes));
+        let is_new = round.take_up(call, of.part, (self.links.ranks, self.chunk_bytes));
+        self.begin_known(round, of, call, is_new)
+    }
+
+    /// As [`Driver::begin`], of a round that has taken up its call. `is_new`: that call is not what
+    /// it has run last.
+    #[inline]
+    pub fn begin_known(
+        &mut self,
+        round: &mut Round,
+        of: RoundOf,
+        call: &RoundCall<'_>,
+        is_new: bool,
+    ) -> Result<()> {
+        round.begin(of, self.links.ranks);
+        match is_new || call.prepared.moves_memory {
+            true => self.equip(round, call, is_new),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives a round its memory, where that is not what it had last.
+    #[inline(never)]
+    fn equip(&mut self, round: &mut Round, call: &RoundCall<'_>, is_new: bool) -> Result<()> {
+        let mut is_new = is_new || !call.others.is_empty();
         round.memory.scratch = None;
         if call.prepared.uses_scratch {
             let transport = self.links.transport.as_mut();
@@ -114,7 +142,7 @@ impl Driver {
             round.memory.scratch = Some(self.pool.lend(bytes, transport)?);
         }
         let mut window = View::empty();
-        if let (true, RoundId::Collective(sequence)) = (call.prepared.uses_windows, of.id) {
+        if let (true, RoundId::Collective(sequence)) = (call.prepared.uses_windows, round.id) {
             window = self.links.window_slot(self.links.rank, sequence);
             is_new = true;
         }
@@ -123,9 +151,7 @@ impl Driver {
             output: &call.arguments.output,
             others: call.others,
         };
-        let is_new = is_new || !call.others.is_empty();
         round.memory.equip(&round.program, views, window, is_new);
-        (round.progress).arm(&round.program.prepared, round.program.has_counts);
         Ok(())
     }
 
@@ -187,11 +213,7 @@ impl Driver {
     /// Runs a step as far as it goes. The functions for parts are not inlined, so that the loop
     /// stays small.
     #[inline(always)]
-    fn run_step(
-        &mut self,
-        round: &mut Round,
-        step: StepId,
-    ) -> std::result::Result<Ran, Box<Error>> {
+    fn run_step(&mut self, round: &mut Round, step: StepId) -> Stepped {
         let what = &round.program.steps[step as usize];
         match what {
             &What::Send(Message { view, peer, number }) => {
@@ -216,18 +238,16 @@ impl Driver {
                 }
             }
             What::Compute(compute) => {
-                let compute = *compute;
                 if compute.has_mail {
-                    let sequence = round.sequence().expect("signals belong to collectives");
                     let (memory, links) = (&mut round.memory, &self.links);
-                    memory.find_mail(&round.program, &compute, links, sequence);
+                    memory.find_mail(&round.program, compute, links, round.order);
                 }
-                let (sources, destinations) = round.memory.operands(&compute);
+                let (sources, destinations) = round.memory.operands(compute);
                 compute.work.run(sources, destinations);
                 Ok(Ran::Whole)
             }
-            &What::Signal { payload } => Ok(self.signal(round, step, payload)?),
-            What::Wait => Ok(self.wait(round, step)?),
+            &What::Signal { to, payload } => self.signal(round, step, (to, payload)),
+            &What::Wait { from, count } => self.wait(round, step, (from, count)),
             What::Chunks => Ok(self.post_chunks(round, step)?),
             What::Pieces => Ok(self.compute(round, step)?),
             What::Nop => Ok(Ran::Whole),

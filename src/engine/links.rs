@@ -201,7 +201,7 @@ impl Links {
     }
 
     /// Stores or sends a flag line to a peer; false: no room now, try again.
-    #[inline]
+    #[inline(always)]
     pub fn signal(&mut self, peer: Rank, sequence: u64, lane: Lane, line: &Line) -> Result<bool> {
         let offset = self.layout.line(sequence, lane, self.rank);
         if let Some(control) = self.peers[peer as usize].control {
@@ -209,6 +209,18 @@ impl Links {
             self.transport.notify_signal(peer);
             return Ok(true);
         }
+        self.send_line(peer, sequence, (line, offset))
+    }
+
+    /// As [`Links::signal`], where signals are puts. It is not inlined, so that those that are
+    /// stores have the registers.
+    #[inline(never)]
+    fn send_line(
+        &mut self,
+        peer: Rank,
+        sequence: u64,
+        (line, offset): (&Line, usize),
+    ) -> Result<bool> {
         let staging = self
             .control
             .part(self.layout.message(self.ranks), CACHE_LINE_BYTES);
@@ -264,7 +276,7 @@ impl Links {
 
     /// As [`Links::arrived`], but looks up to `looks` times. It does not pause between looks: a
     /// pause takes as long as a line takes from core to core.
-    #[inline]
+    #[inline(always)]
     pub fn arrived_within(
         &mut self,
         peer: Rank,

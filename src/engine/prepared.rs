@@ -139,6 +139,9 @@ pub struct Prepared {
     pub has_messages: bool,
     /// Whether some buffers are the caller's others, which peers do not reach.
     pub has_others: bool,
+    /// Whether a repeated call may find some of its buffers elsewhere: windows, scratch buffers and
+    /// the caller's others.
+    pub moves_memory: bool,
     /// Scratch buffers through which long messages go a few chunks at a time.
     pub(super) rings: Vec<ChunkRing>,
     /// Its steps.
@@ -172,6 +175,7 @@ impl Prepared {
             uses_scratch: has(|buffer| matches!(buffer, Buffer::Scratch(_))),
             has_messages: steps.iter().any(is_message),
             has_others: has(|buffer| matches!(buffer, Buffer::Caller(_))),
+            moves_memory: has(|buffer| !matches!(buffer, Buffer::Input | Buffer::Output)),
             rings: rings_of(&schedule),
             reaches_buffers,
             arrivals: steps.iter().filter(|s| is_arrival(&s.action)).count() as u32,

@@ -49,15 +49,26 @@ pub enum What {
     Compute(Compute),
     /// A copy or reduction that runs piece by piece, or in a peer's memory.
     Pieces,
-    /// A signal. `payload`: the number of the view of its payload, or [`NONE`].
-    Signal { payload: u32 },
-    /// A wait for signals.
-    Wait,
+    /// Signals. `payload`: the number of the view of their payload, or [`NONE`].
+    Signal { to: Signals, payload: u32 },
+    /// A wait until `count` of these signals have come.
+    Wait { from: Signals, count: u32 },
     /// Nothing.
     Nop,
 }
 
 const _: () = assert!(size_of::<What>() == CACHE_LINE_BYTES);
+
+/// The signals that a step sends or waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Signals {
+    /// Their peers in [`Program::peers`]: the first, and the end.
+    pub first: u32,
+    pub end: u32,
+    pub lane: Lane,
+    /// They tell where the memory of a rank lies.
+    pub have_binding: bool,
+}
 
 /// A message that is sent or received.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +113,7 @@ pub enum Part {
 #[derive(Debug)]
 pub struct Program {
     pub steps: Vec<What>,
-    /// Whether some step counts its elements or peers.
+    /// Whether some step counts its elements.
     pub has_counts: bool,
     /// Bytes of an element are 1 << shift.
     pub shift: u32,
@@ -117,6 +128,8 @@ pub struct Program {
     pub segment: Segment,
     /// What steps read and write, by the number of its view.
     pub parts: Vec<Part>,
+    /// The peers of all signals.
+    peers: Vec<Rank>,
     /// Bytes of scratch memory that it needs.
     pub scratch_bytes: usize,
     /// The arguments from which the rest was resolved.
@@ -144,6 +157,7 @@ impl Program {
             op: ReduceOp::Sum,
             segment: Segment::default(),
             parts: Vec::new(),
+            peers: Vec::new(),
             scratch_bytes: 0,
             arguments: None,
             rings: Vec::new(),
@@ -239,14 +253,13 @@ impl Program {
     fn resolve(&mut self, progress: &Progress, ranks: u32) {
         self.steps.clear();
         self.parts.clear();
+        self.peers.clear();
         self.has_counts = false;
         let prepared = self.prepared.clone();
-        for (id, step) in (0..).zip(&prepared.steps) {
-            let what = self.resolve_step(progress, (id, step), ranks);
-            self.has_counts |= !matches!(
-                what,
-                What::Send(_) | What::Receive(_) | What::Compute(_) | What::Nop
-            );
+        let actions = prepared.schedule.steps.iter().map(|step| &step.action);
+        for ((id, step), action) in (0..).zip(&prepared.steps).zip(actions) {
+            let what = self.resolve_step(progress, (id, step, action), ranks);
+            self.has_counts |= matches!(what, What::Chunks | What::Pieces);
             self.steps.push(what);
         }
     }
@@ -254,20 +267,27 @@ impl Program {
     fn resolve_step(
         &mut self,
         progress: &Progress,
-        (id, step): (StepId, &PreparedStep),
+        (id, step, action): (StepId, &PreparedStep, &Action),
         ranks: u32,
     ) -> What {
         match step.kind {
             StepKind::Send | StepKind::Receive if !progress.is_whole() => What::Chunks,
             StepKind::Send => What::Send(self.resolve_message(progress, step)),
             StepKind::Receive => What::Receive(self.resolve_message(progress, step)),
-            StepKind::Other => match self.action(id) {
+            StepKind::Other => match action {
                 Action::Nop => What::Nop,
-                Action::WaitCount { .. } => What::Wait,
-                Action::Signal { payload, .. } => {
-                    let payload = *payload;
+                Action::WaitCount { peers, lane, count } => What::Wait {
+                    from: self.add_signals(peers, *lane),
+                    count: *count,
+                },
+                Action::Signal {
+                    peers,
+                    lane,
+                    payload,
+                } => {
                     let payload = payload.map(|range| self.add_payload(&range));
                     What::Signal {
+                        to: self.add_signals(peers, *lane),
                         payload: payload.unwrap_or(NONE),
                     }
                 }
@@ -277,6 +297,23 @@ impl Program {
                 }
             },
         }
+    }
+
+    fn add_signals(&mut self, peers: &[Rank], lane: Lane) -> Signals {
+        let first = self.peers.len() as u32;
+        self.peers.extend_from_slice(peers);
+        Signals {
+            first,
+            end: self.peers.len() as u32,
+            lane,
+            have_binding: lane == 0 && self.prepared.reaches_buffers,
+        }
+    }
+
+    /// The peers of signals.
+    #[inline]
+    pub fn peers_of(&self, signals: Signals) -> &[Rank] {
+        &self.peers[signals.first as usize..signals.end as usize]
     }
 
     fn add_payload(&mut self, range: &Range) -> u32 {

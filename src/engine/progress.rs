@@ -23,7 +23,7 @@ pub struct Progress {
     incomplete: u32,
     /// Whether every step is one chunk at most.
     is_whole: bool,
-    /// How far each step has come. Steps that count nothing do not change it.
+    /// How far each step has come. Steps that count no elements do not change it.
     runs: Vec<StepProgress>,
     /// What `runs` is at the beginning of a round of this count: what the prepared schedule says,
     /// with the lengths.
@@ -83,7 +83,7 @@ impl Progress {
     }
 
     /// Arms the schedule: every step may run once, and those that nothing holds back are ready.
-    /// `counts`: some step counts its elements or peers.
+    /// `counts`: some step counts its elements.
     #[inline]
     pub fn arm(&mut self, prepared: &Prepared, counts: bool) {
         if counts {
@@ -149,6 +149,12 @@ impl Progress {
     #[inline]
     pub fn run(&mut self, step: StepId) -> &mut StepProgress {
         &mut self.runs[step as usize]
+    }
+
+    /// With how many peers a signal or wait is done.
+    #[inline]
+    pub fn peers_done(&mut self, step: StepId) -> &mut u16 {
+        &mut self.states[step as usize].peers_done
     }
 
     /// Elements that a step has processed.

@@ -89,32 +89,32 @@ impl Round {
     }
 
     /// Takes up a part of a call. Returns true if that is not what it has run last, or if it is on
-    /// other memory of the caller.
+    /// other memory of the caller. `sizes`: the number of ranks, and bytes of a chunk.
     #[inline]
-    pub fn begin(
-        &mut self,
-        of: RoundOf,
-        call: &RoundCall<'_>,
-        (ranks, chunk_bytes): (u32, usize),
-    ) -> bool {
+    pub fn take_up(&mut self, call: &RoundCall<'_>, part: (u64, u64), sizes: (u32, usize)) -> bool {
+        let is_new = (self.program).take_up(&mut self.progress, call, part, sizes);
+        if is_new {
+            // Room for everything now, so that no later round of the call allocates.
+            self.parked.reserve(call.prepared.steps.len());
+        }
+        is_new
+    }
+
+    /// Begins to run what it has taken up.
+    #[inline]
+    pub fn begin(&mut self, of: RoundOf, ranks: u32) {
         (self.id, self.task, self.generation) = (of.id, of.task, of.generation);
         (self.order, self.tag) = match of.id {
             RoundId::Collective(sequence) => (sequence, tag::collective(sequence, 0, 0)),
             RoundId::Pairwise => (u64::MAX, 0),
             RoundId::Tagged(first) => (u64::MAX, first),
         };
-        let sizes = (ranks, chunk_bytes);
-        let is_new = (self.program).take_up(&mut self.progress, call, of.part, sizes);
-        if is_new {
-            // Room for everything now, so that no later round of the call allocates.
-            self.parked.reserve(call.prepared.steps.len());
-        }
-        if call.prepared.reaches_buffers {
+        if self.program.prepared.reaches_buffers {
             self.memory.forget_peers(ranks);
         }
         self.parked.clear();
+        (self.progress).arm(&self.program.prepared, self.program.has_counts);
         (self.is_redirected, self.arrivals, self.lost) = (false, 0, None);
-        is_new
     }
 
     /// A step has done all it does. The steps that may start now are queued, but for one that is
@@ -163,7 +163,7 @@ impl Round {
 
     /// Whether a step waits for signals.
     pub fn is_wait(&self, step: StepId) -> bool {
-        matches!(self.program.steps[step as usize], What::Wait)
+        matches!(self.program.steps[step as usize], What::Wait { .. })
     }
 
     /// Whether the round is over: every step has completed (a message does so when its completion

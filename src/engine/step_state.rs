@@ -3,7 +3,7 @@
 //!
 //! [`Prepared`]: super::Prepared
 
-use crate::limits::CHUNKS_IN_FLIGHT;
+use crate::limits::{CHUNKS_IN_FLIGHT, RANKS_MAX};
 use crate::schedule::StepId;
 
 /// Stands for no step or no span. The number of every step and span is below this and [`MORE`].
@@ -31,7 +31,12 @@ pub struct StepState {
     pub holds: u32,
     pub stage: Stage,
     pub is_queued: bool,
+    /// Of a signal: how many peers have been signalled. Of a wait: how many of its first peers have
+    /// signalled.
+    pub peers_done: u16,
 }
+
+const _: () = assert!(RANKS_MAX <= u16::MAX as u32 && size_of::<StepState>() == 8);
 
 /// The first two steps that the end of a step releases: [`NONE`] where there are fewer, and
 /// [`MORE`] where the [`Prepared`](super::Prepared) schedule lists the others.

@@ -127,6 +127,10 @@ impl BoundReduction {
         let Some(bytes) = check_views(dtype, sources, destinations) else {
             return;
         };
+        let is_copy = sources.len() == 1 && finish == Finish::None;
+        if bytes < CACHE_LINE_BYTES && !is_copy {
+            return self.fold_rest((sources, destinations), 0..bytes);
+        }
         let head = match self.reduction.stores {
             Stores::Streamed => simd::stream_head_bytes(&self.reduction, sources, destinations),
             Stores::Cached => None,

@@ -40,6 +40,23 @@ unsafe impl Send for View {}
 // SAFETY: as for Send; shared access to the address itself is read-only.
 unsafe impl Sync for View {}
 
+/// The panic of [`View::part`]. It takes values: a text made in place would need their addresses,
+/// which would keep views out of registers wherever a part is taken.
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn part_outside(start: usize, bytes: usize, all: usize) -> ! {
+    panic!("part {start}+{bytes} of a view of {all} bytes")
+}
+
+/// The panic of [`View::load`] and [`View::store`]; see [`part_outside`].
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn element_outside(index: usize, all: usize) -> ! {
+    panic!("element {index} of a view of {all} bytes")
+}
+
 impl View {
     /// A view of `bytes` bytes at `address`, part of no region.
     ///
@@ -113,11 +130,9 @@ impl View {
     /// The `bytes` bytes from `start`. Panics if they do not lie inside.
     #[inline]
     pub fn part(&self, start: usize, bytes: usize) -> View {
-        assert!(
-            start <= self.bytes && bytes <= self.bytes - start,
-            "part {start}+{bytes} of a view of {} bytes",
-            self.bytes
-        );
+        if start > self.bytes || bytes > self.bytes - start {
+            part_outside(start, bytes, self.bytes);
+        }
         View {
             // SAFETY: start <= bytes, so the address stays inside (or one past) the range of `new`.
             address: self.address.map(|a| unsafe { a.add(start) }),
@@ -140,8 +155,8 @@ impl View {
     /// The access rule of [`View`], for both.
     #[inline]
     pub unsafe fn copy_from(&self, source: View) {
-        assert_eq!(
-            self.bytes, source.bytes,
+        assert!(
+            self.bytes == source.bytes,
             "copy between views of unequal length"
         );
         if let (Some(to), Some(from)) = (self.address, source.address)
@@ -236,11 +251,9 @@ impl View {
     #[inline]
     pub unsafe fn load<T: Pod>(&self, index: usize) -> T {
         let size = size_of::<T>();
-        assert!(
-            index < self.bytes / size,
-            "element {index} of a view of {} bytes",
-            self.bytes
-        );
+        if index >= self.bytes / size {
+            element_outside(index, self.bytes);
+        }
         match self.address {
             // SAFETY: the element lies inside the range, which is mapped (the caller's promise);
             // every bit pattern is a valid `T: Pod`.
@@ -256,11 +269,9 @@ impl View {
     #[inline]
     pub unsafe fn store<T: Pod>(&self, index: usize, value: T) {
         let size = size_of::<T>();
-        assert!(
-            index < self.bytes / size,
-            "element {index} of a view of {} bytes",
-            self.bytes
-        );
+        if index >= self.bytes / size {
+            element_outside(index, self.bytes);
+        }
         if let Some(to) = self.address {
             // SAFETY: the element lies inside the range, which is mapped (the caller's promise).
             unsafe {

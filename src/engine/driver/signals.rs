@@ -1,8 +1,9 @@
 //! Signals and waits: flag lines, and what they say of each rank's memory.
 
-use super::{Driver, Ran};
+use super::{Driver, Ran, Stepped};
 use crate::engine::control::{Binding, Line, PAYLOAD_WORDS};
 use crate::engine::links::Links;
+use crate::engine::program::Signals;
 use crate::engine::round::Round;
 use crate::engine::signature::Signature;
 use crate::engine::step_state::NONE;
@@ -11,61 +12,52 @@ use crate::schedule::{Action, Lane, StepId};
 use crate::types::Rank;
 
 impl Driver {
-    /// Signals to those peers of a step that have not been signalled yet. The step counts them, so
-    /// that none is signalled twice after a full queue.
+    /// Signals to those peers of a step that have not been signalled yet. A step that has to be
+    /// tried again after a full queue counts them, so that none is signalled twice.
     #[inline(never)]
-    pub(super) fn signal(&mut self, round: &mut Round, step: StepId, payload: u32) -> Result<Ran> {
-        let mut done = round.progress.run(step).done;
-        let are_sent = self.send_lines(round, step, payload, &mut done);
-        round.progress.run(step).done = done;
-        if !are_sent? {
+    pub(super) fn signal(
+        &mut self,
+        round: &mut Round,
+        step: StepId,
+        (to, payload): (Signals, u32),
+    ) -> Stepped {
+        let mut done = *round.progress.peers_done(step);
+        if !self.send_lines(round, (to, payload), &mut done)? {
+            *round.progress.peers_done(step) = done;
             return Ok(Ran::NotYet);
         }
-        if self.announces(round, step) {
+        if to.have_binding {
             return Ok(arrive(round, self.binding_of(round).is_registered));
         }
         Ok(Ran::Whole)
     }
 
-    /// Whether a signal tells where this rank's buffers are.
-    fn announces(&self, round: &Round, step: StepId) -> bool {
-        round.program.prepared.reaches_buffers
-            && matches!(round.program.action(step), Action::Signal { lane: 0, .. })
-    }
-
-    /// Sends the lines of a signal to the peers that follow the first `done`; true when all have
+    /// Sends the lines of signals to the peers that follow the first `done`; true when all have
     /// been sent.
+    #[inline(always)]
     fn send_lines(
         &mut self,
         round: &Round,
-        step: StepId,
-        payload: u32,
-        done: &mut u64,
+        (to, payload): (Signals, u32),
+        done: &mut u16,
     ) -> Result<bool> {
-        let Action::Signal { peers, lane, .. } = round.program.action(step) else {
-            unreachable!("only signals signal");
-        };
-        let announces = self.announces(round, step);
+        let peers = &round.program.peers_of(to)[*done as usize..];
         let payload = match payload {
-            NONE if announces => self.binding_of(round).emit(),
+            NONE if to.have_binding => self.binding_of(round).emit(),
             NONE => [0; PAYLOAD_WORDS],
             view => Links::payload_words(*round.memory.view(view)),
         };
-        if announces {
-            for &peer in &peers[*done as usize..] {
-                if !self.export(round, peer)? {
-                    return Ok(false);
-                }
-            }
+        if to.have_binding && !self.export_to(round, peers)? {
+            return Ok(false);
         }
-        let sequence = round.sequence().expect("pairwise rounds have no signals");
+        let sequence = sequence_of(round);
         let line = Line {
             stamp: Line::stamp_of(sequence, self.links.core),
             signature: round.program.signature,
             payload,
         };
-        for &peer in &peers[*done as usize..] {
-            if !self.links.signal(peer, sequence, *lane, &line)? {
+        for &peer in peers {
+            if !self.links.signal(peer, sequence, to.lane, &line)? {
                 return Ok(false);
             }
             *done += 1;
@@ -88,6 +80,17 @@ impl Driver {
         }
     }
 
+    /// As [`Driver::export`], to several peers.
+    #[inline(never)]
+    fn export_to(&mut self, round: &Round, peers: &[Rank]) -> Result<bool> {
+        for &peer in peers {
+            if !self.export(round, peer)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Makes this rank's registered buffers known to a peer; false: no room now.
     pub(super) fn export(&mut self, round: &Round, peer: Rank) -> Result<bool> {
         for view in &round.memory.buffers[..2] {
@@ -104,42 +107,45 @@ impl Driver {
     /// Looks whether the signals of a wait have come; the first signal of a peer also brings its
     /// registration.
     #[inline(never)]
-    pub(super) fn wait(&mut self, round: &mut Round, step: StepId) -> Result<Ran> {
-        let mut done = round.progress.run(step).done;
-        let is_over = self.is_signalled(round, step, &mut done);
-        round.progress.run(step).done = done;
-        if !is_over? {
+    pub(super) fn wait(
+        &mut self,
+        round: &mut Round,
+        step: StepId,
+        (from, count): (Signals, u32),
+    ) -> Stepped {
+        let mut done = *round.progress.peers_done(step);
+        if !self.have_come(round, (from, count), &mut done)? {
+            *round.progress.peers_done(step) = done;
             return Ok(Ran::NotYet);
         }
-        if let Action::WaitCount { peers, lane: 0, .. } = round.program.action(step)
-            && round.program.prepared.reaches_buffers
-        {
+        if from.have_binding {
             let sequence = round.order;
             let is_registered = |peer: &Rank| self.links.binding(*peer, sequence).is_registered;
-            let are_registered = peers.iter().all(is_registered);
+            let are_registered = round.program.peers_of(from).iter().all(is_registered);
             return Ok(arrive(round, are_registered));
         }
         Ok(Ran::Whole)
     }
 
-    /// Whether as many peers have signalled as a wait needs. `done` counts those that need not be
+    /// Whether as many signals have come as a wait needs. `done` counts the peers that need not be
     /// looked at again.
-    fn is_signalled(&mut self, round: &Round, step: StepId, done: &mut u64) -> Result<bool> {
-        let Action::WaitCount { peers, lane, count } = round.program.action(step) else {
-            unreachable!("only waits wait");
-        };
-        let sequence = round.sequence().expect("pairwise rounds have no signals");
+    #[inline(always)]
+    fn have_come(
+        &mut self,
+        round: &Round,
+        (from, count): (Signals, u32),
+        done: &mut u16,
+    ) -> Result<bool> {
+        let peers = round.program.peers_of(from);
+        let sequence = sequence_of(round);
         // Peers that were counted earlier stay counted only where all are needed.
-        let needs_all = *count as usize == peers.len();
-        let skip = if needs_all { *done as usize } else { 0 };
+        let needs_all = count as usize == peers.len();
         let mut looks = None;
-        let mut arrived = 0;
-        for (index, &peer) in peers.iter().enumerate().skip(skip) {
-            let mut found = self.links.arrived_within(peer, sequence, *lane, 1);
+        let mut arrived = *done;
+        for (index, &peer) in peers.iter().enumerate().skip(*done as usize) {
+            let mut found = (self.links).arrived_within(peer, sequence, from.lane, 1);
             if found.is_none() && needs_all {
-                let looks =
-                    *looks.get_or_insert_with(|| self.looks_at(&peers[index..], sequence, *lane));
-                found = self.links.arrived_within(peer, sequence, *lane, looks);
+                found = self.look_longer(&peers[index..], (sequence, from.lane), &mut looks);
             }
             match found {
                 Some(signature) if signature == round.program.signature => arrived += 1,
@@ -149,9 +155,9 @@ impl Driver {
             }
         }
         if needs_all {
-            *done = (skip + arrived) as u64;
+            *done = arrived;
         }
-        Ok(skip + arrived >= *count as usize)
+        Ok(u32::from(arrived) >= count)
     }
 
     /// How many signals have to come before a round that has just been run can go on; `None`:
@@ -168,6 +174,19 @@ impl Driver {
         round.parked.iter().map(|&step| lacks(step)).min()
     }
 
+    /// Looks more than once for the signal of the first of these peers. `looks`: how often, once
+    /// that is known.
+    #[inline(never)]
+    fn look_longer(
+        &mut self,
+        peers: &[Rank],
+        (sequence, lane): (u64, Lane),
+        looks: &mut Option<u32>,
+    ) -> Option<Signature> {
+        let looks = *looks.get_or_insert_with(|| self.looks_at(peers, sequence, lane));
+        (self.links).arrived_within(peers[0], sequence, lane, looks)
+    }
+
     /// How often to look for the signals of these peers. Few times, if one of them has not
     /// signalled and cannot, because this rank keeps the core that they share.
     fn looks_at(&self, peers: &[Rank], sequence: u64, lane: Lane) -> u32 {
@@ -179,6 +198,7 @@ impl Driver {
         }
     }
 
+    #[cold]
     pub(super) fn mismatch(&self, round: &Round, theirs: u64, peer: Rank) -> Error {
         let detail =
             round
@@ -190,6 +210,12 @@ impl Driver {
             detail,
         }
     }
+}
+
+/// The number of a round that signals.
+#[inline]
+fn sequence_of(round: &Round) -> u64 {
+    round.sequence().expect("only collectives have signals")
 }
 
 /// A step on lane 0 has completed. If memory that peers would reach is not registered, each rank of
