@@ -238,16 +238,18 @@ impl CollectiveBuilder<'_> {
     /// arguments do not fit; [`Error::Forked`].
     pub unsafe fn at(mut self, input: *const u8, output: *mut u8) -> Result<Self> {
         let ranges = &self.communicator.inner.ranges;
-        // SAFETY: our caller promises it.
-        let [input, output] = unsafe { self.views_at(&self.call()?, input, output)? };
-        let of = |view: View| (RawBuffer::at(view, ranges), DataType::U8);
-        let read = input.map(of);
-        self.output = match &read {
-            // One look-up, and one borrow.
-            Some(read) if input == output => Some(read.clone()),
-            _ => output.map(of),
+        let [read, written] = self.bytes_at(&self.call()?, input, output)?;
+        let of = |address: *mut u8, bytes: usize| {
+            // SAFETY: our caller promises what `View::new` asks for.
+            let view = unsafe { View::new(address, bytes) };
+            (bytes > 0).then(|| (RawBuffer::at(view, ranges), DataType::U8))
         };
-        self.input = read;
+        self.input = of(input.cast_mut(), read);
+        self.output = match input == output && read == written {
+            // One look-up, and one borrow.
+            true => self.input.clone(),
+            false => of(output, written),
+        };
         Ok(self)
     }
 
@@ -261,74 +263,72 @@ impl CollectiveBuilder<'_> {
     /// # Errors
     /// As [`CollectiveBuilder::at`] and [`CollectiveBuilder::run`].
     pub unsafe fn run_at(&self, input: *const u8, output: *mut u8) -> Result<()> {
-        let (comm, call) = (self.communicator, self.call()?);
-        // SAFETY: our caller promises it.
-        let views = unsafe { self.views_at(&call, input, output)? };
-        let is_short =
-            |view: &Option<View>| view.is_none_or(|view| view.len_bytes() <= LINE_PAYLOAD_BYTES);
+        let comm = self.communicator;
+        let mut call = self.call()?;
+        let [read, written] = self.bytes_at(&call, input, output)?;
         // A simulated rank cannot wait on lent memory.
-        let is_lent = views.iter().all(is_short) && !comm.driving()?.clock.is_virtual();
-        let of = |view: View| match is_lent {
-            true => RawBuffer::lent(view),
-            false => RawBuffer::at(view, &comm.inner.ranges),
+        let is_short = read.max(written) <= LINE_PAYLOAD_BYTES;
+        let is_lent = is_short && !comm.driving()?.clock.is_virtual();
+        let of = |address: *mut u8, bytes: usize| {
+            // SAFETY: our caller promises what `View::new` asks for.
+            let view = || unsafe { View::new(address, bytes) };
+            match (bytes, is_lent) {
+                (0, _) => None,
+                (_, true) => Some(RawBuffer::lent(view())),
+                (_, false) => Some(RawBuffer::at(view(), &comm.inner.ranges)),
+            }
         };
-        let read = views[0].map(of);
-        let written = match views[0] == views[1] {
+        let is_in_place = input == output && read == written;
+        let read = of(input.cast_mut(), read);
+        let written = match is_in_place {
             true => None,
-            false => views[1].map(of),
+            false => of(output, written),
         };
-        let output = match views[0] == views[1] {
-            true => &read,
-            false => &written,
+        call.input = read.as_ref();
+        call.output = match is_in_place {
+            true => read.as_ref(),
+            false => written.as_ref(),
         };
-        comm.run_lent(Call {
-            input: read.as_ref(),
-            output: output.as_ref(),
-            ..call
-        })
+        comm.run_lent(&call)
     }
 
-    /// The memory of input and output at these addresses.
-    ///
-    /// # Safety
-    /// As [`CollectiveBuilder::at`].
+    /// How many bytes of input and output this rank has at these addresses; 0: none.
     #[inline]
-    unsafe fn views_at(
-        &self,
-        call: &Call<'_>,
-        input: *const u8,
-        output: *mut u8,
-    ) -> Result<[Option<View>; 2]> {
+    fn bytes_at(&self, call: &Call<'_>, input: *const u8, output: *const u8) -> Result<[usize; 2]> {
         let comm = self.communicator;
         comm.driving()?;
         let [read, written] = lengths_of(call, comm.rank(), comm.ranks())?;
-        let view = |name: &str, address: *mut u8, elements: u64| {
+        let (size, align) = (self.dtype.size_bytes(), self.dtype.align_bytes());
+        let bytes_of = |name: &str, address: *const u8, elements: u64| {
             if address.is_null() || elements == 0 {
-                return Ok(None);
+                return Ok(0);
             }
-            let bytes = (elements as usize).checked_mul(self.dtype.size_bytes());
             let fits = |bytes: &usize| {
                 *bytes <= isize::MAX as usize && address.addr().checked_add(*bytes).is_some()
             };
-            let align = self.dtype.align_bytes();
-            if !address.addr().is_multiple_of(align) {
-                return Err(Error::invalid(format!(
-                    "the {name} at {address:p} is not aligned: the address of {} must be a multiple of {align}",
-                    self.dtype
-                )));
+            let bytes = (elements as usize).checked_mul(size).filter(fits);
+            match bytes.filter(|_| address.addr().is_multiple_of(align)) {
+                Some(bytes) => Ok(bytes),
+                None => Err(self.misplaced(name, address, elements)),
             }
-            let bytes = bytes.filter(fits).ok_or_else(|| {
-                Error::invalid(format!(
-                    "the {name}, {elements} elements of {} at {address:p}, does not fit an address space",
-                    self.dtype
-                ))
-            })?;
-            // SAFETY: our caller promises what `View::new` asks for.
-            Ok(Some(unsafe { View::new(address, bytes) }))
         };
         Ok([
-            view("input", input.cast_mut(), read)?,
-            view("output", output, written)?,
+            bytes_of("input", input, read)?,
+            bytes_of("output", output, written)?,
         ])
+    }
+
+    /// The error of memory that cannot be this rank's input or output.
+    #[cold]
+    fn misplaced(&self, name: &str, address: *const u8, elements: u64) -> Error {
+        let (dtype, align) = (self.dtype, self.dtype.align_bytes());
+        Error::invalid(match address.addr().is_multiple_of(align) {
+            false => format!(
+                "the {name} at {address:p} is not aligned: the address of {dtype} must be a multiple of {align}"
+            ),
+            true => format!(
+                "the {name}, {elements} elements of {dtype} at {address:p}, does not fit an address space"
+            ),
+        })
     }
 }

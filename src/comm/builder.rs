@@ -252,7 +252,7 @@ impl CollectiveBuilder<'_> {
         std::sync::Arc::ptr_eq(&self.communicator.inner, &comm.inner)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn call(&self) -> Result<Call<'_>> {
         if self.collective == Collective::SendRecv {
             return Err(Error::invalid(
@@ -262,19 +262,17 @@ impl CollectiveBuilder<'_> {
         let options = self.options.as_deref().unwrap_or(&NO_OPTIONS);
         let [inputs, outputs] = options.segment_dtypes;
         let of = |memory: &Option<(RawBuffer, DataType)>| memory.as_ref().map(|(_, dtype)| *dtype);
-        for (what, dtype) in [
-            ("input", of(&self.input).or(inputs)),
-            ("output", of(&self.output).or(outputs)),
-        ] {
-            if let Some(dtype) = dtype
-                && ![self.dtype, DataType::U8].contains(&dtype)
-            {
-                return Err(Error::invalid(format!(
-                    "the {what} of {} of {} has elements of {dtype}: give that type or bytes (Buffer::cast)",
-                    self.collective, self.dtype
-                )));
-            }
+        let is_other = |dtype: &DataType| ![self.dtype, DataType::U8].contains(dtype);
+        if let Some(dtype) = of(&self.input).or(inputs).filter(is_other) {
+            return Err(self.other_dtype("input", dtype));
         }
+        if let Some(dtype) = of(&self.output).or(outputs).filter(is_other) {
+            return Err(self.other_dtype("output", dtype));
+        }
+        let timeout = match self.timeout {
+            Some(timeout) => Some(checked_timeout(timeout)?),
+            None => None,
+        };
         Ok(Call {
             op: self.op,
             root: self.root,
@@ -284,9 +282,17 @@ impl CollectiveBuilder<'_> {
             receive_counts: &options.receive_counts,
             transfers: &options.segments,
             algorithm: options.algorithm.as_deref(),
-            timeout: self.timeout.map(checked_timeout).transpose()?,
+            timeout,
             borrows: true,
             ..Call::new(self.collective, self.dtype, self.count)
         })
+    }
+
+    #[cold]
+    fn other_dtype(&self, what: &str, dtype: DataType) -> Error {
+        Error::invalid(format!(
+            "the {what} of {} of {} has elements of {dtype}: give that type or bytes (Buffer::cast)",
+            self.collective, self.dtype
+        ))
     }
 }

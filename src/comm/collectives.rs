@@ -33,7 +33,7 @@ impl Communicator {
     pub fn all_reduce<T: Element>(&self, mut data: impl Output<T>, op: ReduceOp) -> Result<()> {
         let data = data.lend();
         let of = self.shape::<T>(Collective::AllReduce).by(op);
-        self.run_lent(of.on(data.raw(), data.raw())?)
+        self.run_lent(&of.on(data.raw(), data.raw())?)
     }
 
     /// Reduces `input` of all ranks and writes the result to `output` of every rank. Both are
@@ -46,14 +46,14 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::AllReduce).by(op);
-        self.run_lent(of.on(input.raw(), output.raw())?)
+        self.run_lent(&of.on(input.raw(), output.raw())?)
     }
 
     /// Copies `data` of the root to `data` of all other ranks, like ncclBroadcast in place.
     pub fn broadcast<T: Element>(&self, mut data: impl Output<T>, root: Rank) -> Result<()> {
         let data = data.lend();
         let of = self.shape::<T>(Collective::Broadcast).at(root);
-        self.run_lent(of.on(data.raw(), data.raw())?)
+        self.run_lent(&of.on(data.raw(), data.raw())?)
     }
 
     /// Copies `input` of the root to `output` of all ranks. `input` of the other ranks is ignored.
@@ -65,7 +65,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::Broadcast).at(root);
-        self.run_lent(of.on(input.raw(), output.raw())?)
+        self.run_lent(&of.on(input.raw(), output.raw())?)
     }
 
     /// Reduces `data` of all ranks to `data` of the root, like ncclReduce in place. `data` of the
@@ -78,7 +78,7 @@ impl Communicator {
     ) -> Result<()> {
         let data = data.lend();
         let of = self.shape::<T>(Collective::Reduce).by(op).at(root);
-        self.run_lent(of.on(data.raw(), data.raw())?)
+        self.run_lent(&of.on(data.raw(), data.raw())?)
     }
 
     /// Reduces `input` of all ranks to `output` of the root. `output` of the other ranks is
@@ -92,7 +92,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::Reduce).by(op).at(root);
-        self.run_lent(of.on(input.raw(), output.raw())?)
+        self.run_lent(&of.on(input.raw(), output.raw())?)
     }
 
     /// Reduces `input` of all ranks, which has one block for each rank, and writes this rank's
@@ -105,7 +105,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::ReduceScatter).by(op);
-        self.run_lent(of.on(input.raw(), output.raw())?)
+        self.run_lent(&of.on(input.raw(), output.raw())?)
     }
 
     /// As [`Communicator::reduce_scatter`] of `data`: this rank's block of `data` gets the result,
@@ -118,7 +118,7 @@ impl Communicator {
         let data = data.lend();
         let of = self.shape::<T>(Collective::ReduceScatter).by(op);
         let own = of.own_block(data.raw())?;
-        self.run_lent(of.on(data.raw(), &own)?)
+        self.run_lent(&of.on(data.raw(), &own)?)
     }
 
     /// As [`Communicator::reduce_scatter`], where block r has `counts[r]` elements. `counts` are
@@ -132,7 +132,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::ReduceScatterV).by(op);
-        self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
+        self.run_lent(&of.on_counts(input.raw(), output.raw(), counts)?)
     }
 
     /// As [`Communicator::reduce_scatter_v`] in `data`, which has one block of `counts[r]` elements
@@ -146,7 +146,7 @@ impl Communicator {
         let data = data.lend();
         let of = self.shape::<T>(Collective::ReduceScatterV).by(op);
         let own = of.own_block_of(data.raw(), counts)?;
-        self.run_lent(of.on_counts(data.raw(), &own, counts)?)
+        self.run_lent(&of.on_counts(data.raw(), &own, counts)?)
     }
 
     /// Copies `input` of every rank to that rank's block of `output` on all ranks. Like
@@ -158,7 +158,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::AllGather);
-        self.run_lent(of.on(input.raw(), output.raw())?)
+        self.run_lent(&of.on(input.raw(), output.raw())?)
     }
 
     /// As [`Communicator::all_gather`] in `data`, which has one block for each rank: the input is
@@ -167,7 +167,7 @@ impl Communicator {
         let data = data.lend();
         let of = self.shape::<T>(Collective::AllGather);
         let own = of.own_block(data.raw())?;
-        self.run_lent(of.on(&own, data.raw())?)
+        self.run_lent(&of.on(&own, data.raw())?)
     }
 
     /// As [`Communicator::all_gather`], with `counts[r]` elements from rank r. `counts` are equal
@@ -180,7 +180,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::AllGatherV);
-        self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
+        self.run_lent(&of.on_counts(input.raw(), output.raw(), counts)?)
     }
 
     /// As [`Communicator::all_gather_v`] in `data`, which has one block of `counts[r]` elements for
@@ -193,7 +193,7 @@ impl Communicator {
         let data = data.lend();
         let of = self.shape::<T>(Collective::AllGatherV);
         let own = of.own_block_of(data.raw(), counts)?;
-        self.run_lent(of.on_counts(&own, data.raw(), counts)?)
+        self.run_lent(&of.on_counts(&own, data.raw(), counts)?)
     }
 
     /// Copies `input` of every rank to that rank's block of `output` on the root. `output` of the
@@ -206,7 +206,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::Gather).at(root);
-        self.run_lent(of.on(input.raw(), output.raw())?)
+        self.run_lent(&of.on(input.raw(), output.raw())?)
     }
 
     /// As [`Communicator::gather`], with `counts[r]` elements from rank r. `counts` are equal on
@@ -220,7 +220,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::GatherV).at(root);
-        self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
+        self.run_lent(&of.on_counts(input.raw(), output.raw(), counts)?)
     }
 
     /// Copies block r of the root's `input` to `output` of rank r. `input` of the other ranks is
@@ -233,7 +233,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::Scatter).at(root);
-        self.run_lent(of.on(input.raw(), output.raw())?)
+        self.run_lent(&of.on(input.raw(), output.raw())?)
     }
 
     /// As [`Communicator::scatter`], with `counts[r]` elements to rank r. `counts` are equal on all
@@ -247,7 +247,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::ScatterV).at(root);
-        self.run_lent(of.on_counts(input.raw(), output.raw(), counts)?)
+        self.run_lent(&of.on_counts(input.raw(), output.raw(), counts)?)
     }
 
     /// Copies block r of `input` to rank r, which stores it in its `output` as the block of this
@@ -259,14 +259,14 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::AllToAll);
-        self.run_lent(of.on(input.raw(), output.raw())?)
+        self.run_lent(&of.on(input.raw(), output.raw())?)
     }
 
     /// As [`Communicator::all_to_all`] in `data`: the blocks received replace those sent.
     pub fn all_to_all_in_place<T: Element>(&self, mut data: impl Output<T>) -> Result<()> {
         let data = data.lend();
         let of = self.shape::<T>(Collective::AllToAll);
-        self.run_lent(of.on(data.raw(), data.raw())?)
+        self.run_lent(&of.on(data.raw(), data.raw())?)
     }
 
     /// As [`Communicator::all_to_all`], with `send_counts[r]` elements to rank r and
@@ -282,7 +282,7 @@ impl Communicator {
     ) -> Result<()> {
         let (input, output) = (input.lend(), output.lend());
         let of = self.shape::<T>(Collective::AllToAllV);
-        self.run_lent(of.on_both_counts(input.raw(), send_counts, output.raw(), receive_counts))
+        self.run_lent(&of.on_both_counts(input.raw(), send_counts, output.raw(), receive_counts))
     }
 
     /// Sends `data` to rank `peer`, which receives as many elements. Like ncclSend. If two ranks
@@ -308,7 +308,7 @@ impl Communicator {
             is_send,
             buffer: data.raw().clone(),
         }];
-        self.run_lent(Call {
+        self.run_lent(&Call {
             borrows: true,
             ..Call::send_recv(&transfers)
         })
@@ -316,11 +316,11 @@ impl Communicator {
 
     /// Runs a call whose memory may be slices of the caller.
     #[inline]
-    pub(super) fn run_lent(&self, call: Call<'_>) -> Result<()> {
+    pub(super) fn run_lent(&self, call: &Call<'_>) -> Result<()> {
         let transfers = call.transfers.iter().map(|transfer| &transfer.buffer);
         let mut all = call.input.into_iter().chain(call.output).chain(transfers);
         if all.all(|raw| !raw.is_lent()) {
-            return self.run(&call);
+            return self.run(call);
         }
         if self.driving()?.clock.is_virtual() {
             // A simulated rank cannot wait in here, and the slice is the caller's again once this
@@ -329,6 +329,6 @@ impl Communicator {
                 "a simulated rank cannot wait inside a call on a slice: start an operation on a Buffer",
             ));
         }
-        abort_on_unwind(|| self.run(&call))
+        abort_on_unwind(|| self.run(call))
     }
 }

@@ -3,12 +3,13 @@
 use crate::communicator::linerate_comm;
 use crate::memory::{LINERATE_MEMORY_HOST, adopt};
 use crate::objects::{COMMUNICATOR, OPERATION, Object, QUEUE, insert, lock};
-use crate::pointers::{Sized64, Structs, array, check_place, read, text, write};
+use crate::pointers::{Sized64, Structs, array, check_place, look, read, text, write};
 use crate::queue::linerate_queue;
 use crate::status::{Fault, LINERATE_DONE, LINERATE_IN_PROGRESS, enter, invalid};
 use crate::words::{collective_of, dtype_of, op_of};
-use linerate::{Batch, Collective, CollectiveBuilder, Communicator, Group, Operation};
+use linerate::{Batch, Collective, CollectiveBuilder, Communicator, Group, Operation, ReduceOp};
 use std::ffi::{c_char, c_void};
+use std::mem::MaybeUninit;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -141,15 +142,17 @@ fn refuse_both(name: &str, is_alone: bool) -> Result<(), Fault> {
     }
 }
 
-/// The collective of a call, without `input` and `output`.
+/// Calls `then` with the collective of a call, without `input` and `output`. The builder is made
+/// where it stays, because it is large.
 ///
 /// # Safety
 /// The addresses of the call hold what its documentation says, until the collective has ended.
-#[inline]
-unsafe fn build<'a>(
+#[inline(always)]
+unsafe fn with_built<'a, R>(
     communicator: &'a Communicator,
     call: &linerate_call,
-) -> Result<CollectiveBuilder<'a>, Fault> {
+    then: impl FnOnce(&CollectiveBuilder<'a>) -> linerate::Result<R>,
+) -> Result<R, Fault> {
     check_kind(call.memory_kind)?;
     if call.reserved != 0 {
         return Err(invalid(format!(
@@ -163,26 +166,28 @@ unsafe fn build<'a>(
         Collective::Barrier if call.dtype == 0 => linerate::DataType::U8,
         _ => dtype_of(call.dtype)?,
     };
-    let mut built = communicator
-        .collective(collective, dtype, call.count)
-        .root(call.root);
-    if collective.is_reducing() {
-        built = built.op(op_of(call.op, call.factor)?);
-    }
+    let op = match collective.is_reducing() {
+        true => op_of(call.op, call.factor)?,
+        false => ReduceOp::Sum,
+    };
+    let built = (communicator.collective(collective, dtype, call.count))
+        .root(call.root)
+        .op(op);
     let has_counts = collective == Collective::AllToAllV || collective.has_part_lengths();
     let has_lists = !call.inputs.is_null() || !call.outputs.is_null();
-    match has_counts || has_lists || call.timeout_ns > 0 || !call.algorithm.is_null() {
-        // SAFETY: our caller promises it.
-        true => unsafe { with_options(communicator, call, collective, built) },
-        // Most calls are such, and a builder is large.
-        false => Ok(built),
-    }
+    Ok(
+        match has_counts || has_lists || call.timeout_ns > 0 || !call.algorithm.is_null() {
+            // SAFETY: our caller promises it.
+            true => then(&unsafe { with_options(communicator, call, collective, built)? })?,
+            false => then(&built)?,
+        },
+    )
 }
 
 /// Adds counts, lists, a timeout and an algorithm to a collective.
 ///
 /// # Safety
-/// As [`build`].
+/// As [`with_built`].
 #[inline(never)]
 unsafe fn with_options<'a>(
     communicator: &Communicator,
@@ -238,23 +243,25 @@ unsafe fn with_options<'a>(
 /// The collective of a call.
 ///
 /// # Safety
-/// As [`build`].
+/// As [`with_built`].
 unsafe fn build_at<'a>(
     communicator: &'a Communicator,
     call: &linerate_call,
 ) -> Result<CollectiveBuilder<'a>, Fault> {
+    let (input, output) = (call.input.cast(), call.output.cast());
     // SAFETY: our caller promises it.
-    Ok(unsafe { build(communicator, call)?.at(call.input.cast(), call.output.cast())? })
+    unsafe { with_built(communicator, call, |built| built.clone().at(input, output)) }
 }
 
 /// Runs a call and waits for its end.
 ///
 /// # Safety
-/// As [`build`].
+/// As [`with_built`].
 pub(crate) unsafe fn run(comm: linerate_comm, call: &linerate_call) -> Result<i32, Fault> {
     let communicator = COMMUNICATOR.get(comm)?;
+    let (input, output) = (call.input.cast(), call.output.cast());
     // SAFETY: our caller promises it.
-    unsafe { build(&communicator, call)?.run_at(call.input.cast(), call.output.cast())? };
+    unsafe { with_built(&communicator, call, |built| built.run_at(input, output))? };
     Ok(LINERATE_DONE)
 }
 
@@ -293,8 +300,9 @@ pub(crate) unsafe fn hand_out(
 /// `call` is a struct whose addresses hold what its documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn linerate_run(comm: linerate_comm, call: *const linerate_call) -> i32 {
-    // SAFETY: our caller promises it.
-    enter(|| unsafe { run(comm, &read("call", call)?) })
+    let mut space = MaybeUninit::uninit();
+    // SAFETY: our caller promises it, and waits for the end.
+    enter(|| unsafe { run(comm, look("call", call, &mut space)?) })
 }
 
 /// Starts a collective and returns at once. With a queue in the call, `operation` may be NULL: the

@@ -10,6 +10,7 @@ use std::ptr;
 const STRUCT_BYTES_MAX: u64 = 4096;
 
 /// Whether `count` values of type `T` can lie at this address.
+#[inline]
 fn check<T>(name: &str, address: *const T, count: usize) -> Result<(), Fault> {
     if address.is_null() {
         return Err(invalid(format!("{name} is NULL: give an address")));
@@ -19,6 +20,7 @@ fn check<T>(name: &str, address: *const T, count: usize) -> Result<(), Fault> {
 }
 
 /// The bytes of `count` elements, if they can lie at this address.
+#[inline]
 fn check_range(
     name: &str,
     address: usize,
@@ -26,18 +28,25 @@ fn check_range(
     count: usize,
     size: usize,
 ) -> Result<usize, Fault> {
-    if !address.is_multiple_of(align) {
-        return Err(invalid(format!(
-            "{name} at {address:#x} is not aligned: its address must be a multiple of {align}"
-        )));
-    }
     let bytes = count
         .checked_mul(size)
         .filter(|&bytes| bytes <= isize::MAX as usize && address.checked_add(bytes).is_some());
-    bytes.ok_or_else(|| {
-        invalid(format!(
+    match bytes.filter(|_| address.is_multiple_of(align)) {
+        Some(bytes) => Ok(bytes),
+        None => Err(misplaced(name, address, align, count, size)),
+    }
+}
+
+/// The error of an address at which `count` elements cannot lie.
+#[cold]
+fn misplaced(name: &str, address: usize, align: usize, count: usize, size: usize) -> Fault {
+    invalid(match address.is_multiple_of(align) {
+        false => format!(
+            "{name} at {address:#x} is not aligned: its address must be a multiple of {align}"
+        ),
+        true => format!(
             "{name}: {count} elements of {size} bytes at {address:#x} do not fit an address space"
-        ))
+        ),
     })
 }
 
@@ -146,18 +155,25 @@ pub(crate) unsafe trait Sized64: Copy {
 ///
 /// # Safety
 /// Unless the address is null or not aligned, a `u64` lies there.
+#[inline]
 unsafe fn size_of_given<T: Sized64>(name: &str, address: *const T) -> Result<u64, Fault> {
     check(name, address.cast::<u64>(), 1)?;
-    let (own, align) = (size_of::<T>(), align_of::<T>() as u64);
+    let align = align_of::<T>() as u64;
     // SAFETY: our caller promises it.
     let size = unsafe { address.cast::<u64>().read() };
     if size < T::FIRST_BYTES as u64 || size > STRUCT_BYTES_MAX || !size.is_multiple_of(align) {
-        return Err(invalid(format!(
-            "{name} has a size of {size}: set its field `size` to sizeof({}), which is {own} in this version and at most {STRUCT_BYTES_MAX}",
-            T::NAME
-        )));
+        return Err(wrong_size::<T>(name, size));
     }
     Ok(size)
+}
+
+#[cold]
+fn wrong_size<T: Sized64>(name: &str, size: u64) -> Fault {
+    let own = size_of::<T>();
+    invalid(format!(
+        "{name} has a size of {size}: set its field `size` to sizeof({}), which is {own} in this version and at most {STRUCT_BYTES_MAX}",
+        T::NAME
+    ))
 }
 
 /// A copy of a struct. One of an earlier version is shorter; the fields that it lacks are zero. One
@@ -166,13 +182,38 @@ unsafe fn size_of_given<T: Sized64>(name: &str, address: *const T) -> Result<u64
 /// # Safety
 /// Unless the address is null or not aligned, a struct lies there whose first field is its size.
 pub(crate) unsafe fn read<T: Sized64>(name: &str, address: *const T) -> Result<T, Fault> {
+    let mut space = MaybeUninit::uninit();
+    // SAFETY: our caller promises it, and the struct stays as it is while it is copied.
+    Ok(unsafe { *look(name, address, &mut space)? })
+}
+
+/// A struct where it lies if it is of this version, else a copy in `space`, as [`read`] makes it.
+///
+/// # Safety
+/// As [`read`]; and nothing changes the struct while the result is used.
+#[inline]
+pub(crate) unsafe fn look<'a, T: Sized64>(
+    name: &str,
+    address: *const T,
+    space: &'a mut MaybeUninit<T>,
+) -> Result<&'a T, Fault> {
     // SAFETY: our caller promises it.
     let size = unsafe { size_of_given(name, address)? } as usize;
-    let own = size_of::<T>();
-    if size == own {
-        // SAFETY: the struct has `own` bytes, as its caller says, and is aligned.
-        return Ok(unsafe { address.read() });
+    match size == size_of::<T>() {
+        // SAFETY: the struct has as many bytes, as its caller says, and is aligned.
+        true => Ok(unsafe { &*address }),
+        // SAFETY: our caller promises it.
+        false => Ok(space.write(unsafe { read_other(name, address, size)? })),
     }
+}
+
+/// A copy of a struct of another version, of `size` bytes.
+///
+/// # Safety
+/// Such a struct lies there.
+#[cold]
+unsafe fn read_other<T: Sized64>(name: &str, address: *const T, size: usize) -> Result<T, Fault> {
+    let own = size_of::<T>();
     // SAFETY: the struct has `size` bytes, as its caller says.
     let is_known = (own..size).all(|at| unsafe { *address.cast::<u8>().add(at) } == 0);
     if !is_known {

@@ -117,6 +117,7 @@ pub(crate) fn number_of(dtype: DataType) -> u32 {
     own.map_or(0, |(number, _)| number)
 }
 
+#[inline]
 pub(crate) fn op_of(number: u32, factor: f64) -> Result<ReduceOp, Fault> {
     Ok(match number {
         LINERATE_SUM => ReduceOp::Sum,
