@@ -68,7 +68,7 @@ impl Driving {
             // The engine stays locked while this thread gives its core away a few times. Other
             // threads wait that long, but starting an operation would cost much more.
             for turn in 0..=looks.turns {
-                match engine.run_at_once(&mut known.at_once, looks) {
+                match engine.run_at_once(&known.at_once, looks) {
                     Some(Ok(())) => {
                         *unregistered_bytes += known.unregistered_bytes;
                         return Ok(None);

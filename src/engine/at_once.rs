@@ -27,15 +27,15 @@ pub struct AtOnce {
     /// Where `planned` needs registered memory: the signature by which `staged.rs` knows the calls
     /// that are to be staged, and the schedule that stages them, if it can run at once.
     fallback: Option<(Signature, Option<Arc<Prepared>>)>,
-    /// The round that has run it last: what it does is not worked out again.
-    round: Option<Box<Round>>,
+    /// The rounds that have taken it up know it by this number, so that nothing is compared again.
+    number: u64,
 }
 
 impl Engine {
     /// Prepares a call to be run at once; `None` if that is impossible: its schedule has messages,
     /// or it is staged in several segments.
     pub fn at_once(
-        &self,
+        &mut self,
         prepared: &Arc<Prepared>,
         fallback: Option<&Arc<Prepared>>,
         arguments: Arguments,
@@ -48,22 +48,27 @@ impl Engine {
         };
         let is_collective = arguments.collective != Collective::SendRecv;
         let is_possible = is_collective && arguments.count <= COUNT_MAX && can_run(prepared);
-        is_possible.then(|| AtOnce {
+        if !is_possible {
+            return None;
+        }
+        let fallback = fallback.map(|fallback| {
+            let signature = signature_of(&arguments, prepared, slots);
+            (signature, can_run(fallback).then(|| fallback.clone()))
+        });
+        self.numbers.calls += 1;
+        Some(AtOnce {
             arguments,
             slots,
             planned: prepared.clone(),
-            fallback: fallback.map(|fallback| {
-                let signature = signature_of(&arguments, prepared, slots);
-                (signature, can_run(fallback).then(|| fallback.clone()))
-            }),
-            round: None,
+            fallback,
+            number: self.numbers.calls,
         })
     }
 
     /// Runs a call to its end if each of its waits takes no more than `looks` at what peers have
     /// stored. `None`: the call has not ended. The caller then runs it again or submits it, before
     /// it does anything else with the engine.
-    pub fn run_at_once(&mut self, call: &mut AtOnce, looks: Looks) -> Option<Result<()>> {
+    pub fn run_at_once(&mut self, call: &AtOnce, looks: Looks) -> Option<Result<()>> {
         let mut round = match self.begun.take() {
             Some(round) => round,
             None => match self.begin_at_once(call)? {
@@ -79,7 +84,7 @@ impl Engine {
         self.driver.looks = Looks::ONCE;
         match ran {
             Ok(()) if round.is_finished() && !round.is_redirected => {
-                self.end_at_once(call, round);
+                self.end_at_once(round);
                 Some(Ok(()))
             }
             Ok(()) => {
@@ -102,7 +107,7 @@ impl Engine {
     }
 
     /// Begins the next round of a call; `None` if it cannot run now.
-    fn begin_at_once(&mut self, call: &mut AtOnce) -> Option<Result<Box<Round>>> {
+    fn begin_at_once(&mut self, call: &AtOnce) -> Option<Result<Box<Round>>> {
         let is_alone =
             self.rounds.is_empty() && self.tasks.queue.is_empty() && self.failing.cause.is_none();
         let is_whole = self.leaving.first.is_none() && self.driver.links.first_failed().is_none();
@@ -117,10 +122,7 @@ impl Engine {
         if !is_alone || !has_slot || !is_whole {
             return None;
         }
-        let known = call.round.take();
-        let known = known.filter(|round| Arc::ptr_eq(&round.program.prepared, prepared));
-        let has_run = known.is_some();
-        let mut round = known.unwrap_or_else(|| self.rounds.take_spare(prepared));
+        let mut round = self.rounds.take_spare(prepared);
         let of = RoundOf {
             id: RoundId::Collective(sequence),
             task: 0,
@@ -133,13 +135,16 @@ impl Engine {
             slots: call.slots,
             others: &[],
         };
-        let begun = match has_run {
+        let is_known =
+            round.program.number == call.number && Arc::ptr_eq(&round.program.prepared, prepared);
+        let begun = match is_known {
             true => (self.driver).begin_known(&mut round, of, &round_call, false),
             false => self.driver.begin(&mut round, of, &round_call),
         };
         if let Err(error) = begun {
             return Some(Err(error));
         }
+        round.program.number = call.number;
         if let Some(signature) = staged {
             self.staged.count(signature);
         }
@@ -147,11 +152,10 @@ impl Engine {
         Some(Ok(round))
     }
 
-    fn end_at_once(&mut self, call: &mut AtOnce, mut round: Box<Round>) {
+    fn end_at_once(&mut self, round: Box<Round>) {
         let sequence = self.numbers.next - 1;
         self.numbers.note(sequence, round.program.signature);
-        self.take_scratch(&mut round);
-        call.round = Some(round);
+        self.put_away(round);
         self.retire(sequence);
         if sequence.is_multiple_of(CALLS_PER_POLL) {
             self.poll_events();

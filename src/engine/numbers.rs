@@ -13,6 +13,8 @@ const _: () = assert!(HISTORY as u64 >= 2 * OPERATION_SLOTS);
 pub struct Numbers {
     /// The number of the next one.
     pub next: u64,
+    /// Calls that may be repeated at once so far: the number of the latest.
+    pub calls: u64,
     /// Collectives that this rank has retired, without gaps.
     retired: u64,
     is_retired: [bool; OPERATION_SLOTS as usize],
@@ -28,6 +30,7 @@ impl Numbers {
     pub fn new() -> Numbers {
         Numbers {
             next: 0,
+            calls: 0,
             retired: 0,
             is_retired: [false; OPERATION_SLOTS as usize],
             published: 0,

@@ -109,16 +109,10 @@ impl Engine {
     /// Takes back the scratch memory of a round that has ended, and keeps the round as a spare one.
     #[inline]
     pub(super) fn put_away(&mut self, mut round: Box<Round>) {
-        self.take_scratch(&mut round);
-        self.rounds.put_spare(round);
-    }
-
-    /// Takes back the scratch memory of a round that has ended.
-    #[inline]
-    pub(super) fn take_scratch(&mut self, round: &mut Round) {
         if let Some(lent) = round.memory.scratch.take() {
             self.driver.pool.give(lent);
         }
+        self.rounds.put_spare(round);
     }
 
     /// Notes that a collective round has begun.
