@@ -4,6 +4,7 @@ WHAT: all_reduce, all_gather, reduce_scatter (of BYTES of f32, in place or into 
 without communication), ddp_step, fsdp (a whole step). Prints on rank 0: WHAT, then the median in us.
 """
 
+import ctypes
 import statistics
 import sys
 import time
@@ -78,6 +79,10 @@ def of_fsdp():
     return statistics.median(times[3:])
 
 
+# What a step frees stays with the process (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD). Otherwise it is chance which of two steps
+# that are compared asks the kernel for its pages, which takes longer than the communication.
+for option, value in ((-1, 1 << 30), (-3, 32 << 20)):
+    ctypes.CDLL(None).mallopt(option, value)
 backend, what, is_registered = sys.argv[1].removeprefix("--backend="), sys.argv[2], sys.argv[-1] == "registered"
 if backend == "linerate":
     import linerate.torch

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from linerate.torch.calls import Calls, State
 from linerate.torch.detail import Record, is_wanted
 from linerate.torch.notifier import Notifier
+from linerate.torch.tensors import HAS_BACKEND
 from torch._C import _distributed_c10d as c10d
 
 
@@ -45,18 +46,6 @@ class _World:
     # A thread that holds it may be the one that collects a group.
     lock = threading.RLock()
     state: State | None = None
-
-
-def _can_register() -> bool:
-    """Whether a Backend can be written in Python: from torch 2.12 or so on."""
-    try:
-        c10d.Backend(0, 1)
-    except (TypeError, AttributeError):
-        return False
-    return True
-
-
-HAS_BACKEND = _can_register()
 
 
 def _end(state: State) -> None:

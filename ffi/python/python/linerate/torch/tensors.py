@@ -9,6 +9,7 @@ from typing import Any
 import linerate
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 Memory = tuple[int, int, str, object]
 
@@ -36,6 +37,18 @@ for _torch, _ours in (
     if hasattr(torch, _torch):
         _TYPES[getattr(torch, _torch)] = _ours
 
+
+def _can_register() -> bool:
+    """Whether a Backend can be written in Python: from torch 2.12 or so on."""
+    try:
+        c10d.Backend(0, 1)
+    except (TypeError, AttributeError):
+        return False
+    return True
+
+
+HAS_BACKEND = _can_register()
+
 _SUM = dist.ReduceOp.SUM
 _OPERATORS = (
     (dist.ReduceOp.SUM, "sum"),
@@ -62,7 +75,8 @@ def operator_of(op: Any) -> str:
 def check(tensor: torch.Tensor) -> str:
     """The type of a tensor that can be used."""
     if not tensor.is_cpu:
-        raise linerate.InvalidArgument(f"a tensor lies on {tensor.device}: linerate takes tensors of the CPU, copy it there")
+        older = "" if HAS_BACKEND else "; this torch gives linerate all devices of a group, also where it is named for the CPU alone"
+        raise linerate.InvalidArgument(f"a tensor lies on {tensor.device}: linerate takes tensors of the CPU, copy it there{older}")
     if tensor.layout != torch.strided:
         raise linerate.InvalidArgument(f"a tensor has the layout {tensor.layout}: linerate takes dense ones here")
     dtype = _TYPES.get(tensor.dtype)
