@@ -48,8 +48,7 @@ enum Ran {
     Redirected,
 }
 
-/// What became of a step, or why its round fails. The error is boxed, so that this fits two
-/// registers.
+/// What became of a step, or why its round fails. The error is boxed, because it is large.
 type Stepped = std::result::Result<Ran, Box<Error>>;
 
 /// Runs steps on links.
