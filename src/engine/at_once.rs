@@ -27,7 +27,7 @@ pub struct AtOnce {
     /// Where `planned` needs registered memory: the signature by which `staged.rs` knows the calls
     /// that are to be staged, and the schedule that stages them, if it can run at once.
     fallback: Option<(Signature, Option<Arc<Prepared>>)>,
-    /// The rounds that have taken it up know it by this number, so that nothing is compared again.
+    /// By this number a round knows that it has taken up this call, without comparing arguments.
     number: u64,
 }
 
@@ -135,8 +135,8 @@ impl Engine {
             slots: call.slots,
             others: &[],
         };
-        let is_known =
-            round.program.number == call.number && Arc::ptr_eq(&round.program.prepared, prepared);
+        let is_known = round.program.call_number == call.number
+            && Arc::ptr_eq(&round.program.prepared, prepared);
         let begun = match is_known {
             true => (self.driver).begin_known(&mut round, of, &round_call, false),
             false => self.driver.begin(&mut round, of, &round_call),
@@ -144,7 +144,7 @@ impl Engine {
         if let Err(error) = begun {
             return Some(Err(error));
         }
-        round.program.number = call.number;
+        round.program.call_number = call.number;
         if let Some(signature) = staged {
             self.staged.count(signature);
         }

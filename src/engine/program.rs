@@ -133,7 +133,7 @@ pub struct Program {
     /// Bytes of scratch memory that it needs.
     pub scratch_bytes: usize,
     /// The call at once that has these arguments, by its number; 0: none is known to have them.
-    pub number: u64,
+    pub call_number: u64,
     /// The arguments from which the rest was resolved.
     arguments: Option<Arguments>,
     /// Elements of each buffer that is a ring of chunks, 0 for the others. Empty where none is.
@@ -161,7 +161,7 @@ impl Program {
             parts: Vec::new(),
             peers: Vec::new(),
             scratch_bytes: 0,
-            number: 0,
+            call_number: 0,
             arguments: None,
             rings: Vec::new(),
             is_plain: false,
@@ -219,7 +219,7 @@ impl Program {
         let has_same_spans = is_known && (self.count, self.dtype) == (count, arguments.dtype);
         let has_same_steps = has_same_spans && is_same_part && self.op == arguments.op;
         self.prepared = prepared.clone();
-        self.number = 0;
+        self.call_number = 0;
         self.arguments = Some(*arguments);
         self.signature = signature_of(arguments, prepared, slots);
         (self.count, self.dtype, self.op) = (count, arguments.dtype, arguments.op);

@@ -127,6 +127,7 @@ impl BoundReduction {
         let Some(bytes) = check_views(dtype, sources, destinations) else {
             return;
         };
+        // Too short for vectors.
         let is_copy = sources.len() == 1 && finish == Finish::None;
         if bytes < CACHE_LINE_BYTES && !is_copy {
             return self.fold_rest((sources, destinations), 0..bytes);

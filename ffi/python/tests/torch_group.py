@@ -208,6 +208,8 @@ def refuse(rank, size):
         (lambda: dist.broadcast(torch.ones(2).to_sparse(), 0), "sparse"),
         (lambda: dist.all_reduce(torch.zeros(3), dist.ReduceOp.BXOR), "bitxor"),
     ]
+    if not linerate.torch.group.HAS_BACKEND:
+        bad.append((lambda: dist.all_reduce(torch.zeros(3, device="meta")), "needs a later torch"))
     if size > 1:
         bad.append((lambda: dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1)), "multiple"))
     for call, word in bad:

@@ -39,7 +39,7 @@ for _torch, _ours in (
 
 
 def _can_register() -> bool:
-    """Whether a Backend can be written in Python: from torch 2.12 or so on."""
+    """Whether a Backend can be written in Python: with torch 2.15, and not with 2.11."""
     try:
         c10d.Backend(0, 1)
     except (TypeError, AttributeError):
@@ -75,7 +75,7 @@ def operator_of(op: Any) -> str:
 def check(tensor: torch.Tensor) -> str:
     """The type of a tensor that can be used."""
     if not tensor.is_cpu:
-        older = "" if HAS_BACKEND else "; this torch gives linerate all devices of a group, also where it is named for the CPU alone"
+        older = "" if HAS_BACKEND else "; a group of two backends, as cpu:linerate,cuda:nccl, needs a later torch, such as 2.15"
         raise linerate.InvalidArgument(f"a tensor lies on {tensor.device}: linerate takes tensors of the CPU, copy it there{older}")
     if tensor.layout != torch.strided:
         raise linerate.InvalidArgument(f"a tensor has the layout {tensor.layout}: linerate takes dense ones here")
