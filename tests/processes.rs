@@ -281,6 +281,7 @@ fn a_rank_that_never_arrives_is_named_to_all() {
     }
 }
 
+/// Rank 2 comes to its allreduce when rank 0 has cancelled the barrier.
 fn cancel(comm: &Communicator) {
     let buffer = comm.alloc::<f32>(4).unwrap();
     comm.barrier().unwrap();
@@ -288,15 +289,15 @@ fn cancel(comm: &Communicator) {
     let call = call.input(&buffer).output(&buffer);
     let error = match comm.rank() {
         0 => {
-            std::thread::sleep(Duration::from_millis(300));
             let mut operation = comm.start_barrier().unwrap();
             assert!(!operation.wait_timeout(Duration::from_millis(50)).unwrap());
             operation.cancel().unwrap();
+            println!("CANCELLED");
             call.run().unwrap_err()
         }
         1 => comm.barrier().unwrap_err(),
         _ => {
-            std::thread::sleep(Duration::from_secs(2));
+            wait_for_word();
             call.run().unwrap_err()
         }
     };
@@ -305,7 +306,9 @@ fn cancel(comm: &Communicator) {
 
 #[test]
 fn a_cancelled_operation_fails_the_communicator_everywhere() {
-    for line in results(spawn("cancel", 3, &[("LINERATE_TIMEOUT", "20")])) {
+    let timeout = [("LINERATE_TIMEOUT", "20")];
+    let lines = results(spawn_late(("cancel", 3), (2, &[0], "CANCELLED"), &timeout));
+    for line in lines {
         assert!(line.contains("rank 0 cancelled barrier"), "{line}");
     }
 }
