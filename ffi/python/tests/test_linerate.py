@@ -223,7 +223,7 @@ def lose_one(comm, how):
     comm.barrier()
     if comm.rank == 1:
         # The others are in the allreduce by then: what is lost before is nobody's operation.
-        time.sleep(0.3)
+        time.sleep(1)
         os.kill(os.getpid(), how)
     try:
         comm.all_reduce(numpy.ones(10))
