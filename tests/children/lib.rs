@@ -328,6 +328,9 @@ pub fn within(outer: &[&str], inner: &Command) -> Command {
     command
 }
 
+/// The library of RDMA devices, which belongs to the machine and to no job.
+const DEVICE_LIBRARY: &str = "LINERATE_IBVERBS_LIB";
+
 /// Removes what launchers and users have set, but not what was set for this command.
 pub fn without_job(command: &mut Command) -> &mut Command {
     let set: Vec<_> = command
@@ -338,7 +341,7 @@ pub fn without_job(command: &mut Command) -> &mut Command {
         let is_of_job = JOB_VARIABLES
             .iter()
             .any(|prefix| name.to_string_lossy().starts_with(prefix));
-        if is_of_job && !set.contains(&name) {
+        if is_of_job && name != DEVICE_LIBRARY && !set.contains(&name) {
             command.env_remove(name);
         }
     }

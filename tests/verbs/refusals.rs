@@ -38,7 +38,10 @@ fn a_device_that_is_not_there_is_refused_with_what_is() {
     let text = refusal("verbs:nothing0", &Options::default());
     assert!(text.contains("verbs"), "{text}");
     if has_device("names of devices") {
-        assert!(text.contains("nothing0") && text.contains("rxe0"), "{text}");
+        assert!(
+            text.contains("nothing0") && text.contains("this host has"),
+            "{text}"
+        );
     }
 }
 
@@ -86,6 +89,8 @@ fn too_little_memory_that_may_be_locked_is_said_with_what_to_do() {
     let output = Command::new("bash")
         .args(["-c", &command])
         .env("LINERATE_TEST_MEMLOCK", "1")
+        // A device as a library does not mind the limit otherwise.
+        .env("SOFT_VERBS", "memlock=limit")
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,5 @@
-"""The `verbs` transport in real guests: one host, two hosts, and their faults. Started by tools/test where qemu is.
+"""The `verbs` transport: what needs no kernel on soft-verbs, a device as a library (ffi/soft-verbs), and in real guests the rest,
+on one host, on two, and with their faults. Started by tools/test; guests only where qemu is.
 
 Programs are built on this machine and run in the guests, where all is fifty times slower: sizes are small and deadlines long.
 Nothing is timed: links are cut when a job says that it runs, and it ends when it has said what is waited for.
@@ -7,6 +8,7 @@ python3 -m unittest discover --start-directory tools/rdma_vm --top-level-directo
 """
 
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -97,9 +99,11 @@ def said(done):
     return f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
-class OneHost(unittest.TestCase):
-    def check(self, script, *options):
-        done = run("run", "--timeout", "400", *options, "--", "bash", "-c", script)
+class Common:
+    """On a device of one host, which `start` gives to a script."""
+
+    def check(self, script, devices=1):
+        done = self.start(script, devices)
         self.assertEqual(done.returncode, 0, said(done))
         return done.stdout
 
@@ -108,27 +112,6 @@ class OneHost(unittest.TestCase):
             with self.subTest(provider):
                 script = f"LINERATE_CONFORMANCE_ONLY={provider} LINERATE_TEST_SCALE=4 {BUILT['conformance']} --test-threads=1 clause_"
                 self.assertNotIn("skipped", self.check(script))
-
-    def test_faults_memory_and_what_is_left(self):
-        script = f"{BUILT['verbs']} --test-threads=1 --nocapture --skip removal::"
-        self.assertNotIn("skipped", self.check(script))
-
-    def test_pieces_cut_on_two_paths_and_devices_that_are_taken_away(self):
-        # In this order: the last takes what those before it need. The first takes nothing away, and cuts what goes over two paths.
-        order = ("faults::a_message_that_is_cut", "removal::the_only_device", "removal::one_of_two", "removal::a_device_that_is_deleted")
-        script = "; ".join(f"{BUILT['verbs']} --nocapture {name} || exit" for name in order)
-        out = self.check(script, "--devices", "3")
-        self.assertNotIn("skipped", out)
-        self.assertEqual(out.count("1 passed"), len(order), out)
-
-    def test_memory_after_a_fork_and_of_a_dmabuf_and_recorded_events(self):
-        out = self.check(f"{BUILT['unit']} --nocapture transport::verbs::tests transport::verbs::events_tests")
-        self.assertNotIn("skipped", out)
-        self.assertIn("5 passed", out)
-
-    def test_the_bindings_on_a_device(self):
-        out = self.check(f"LINERATE_TEST_RDMA=1 {BUILT['device']} --test-threads=1")
-        self.assertIn(" 0 failed", out)
 
     def test_perf_and_its_letters(self):
         out = self.check(f"{BUILT['command']} --nocapture everything_is_measured_over_verbs")
@@ -164,13 +147,22 @@ class OneHost(unittest.TestCase):
         rows = [row for row in rows if row[-1] == "0"]
         self.assertEqual(len(rows), 2 * 2 * 5, out)
 
+    def test_memory_after_a_fork_and_of_a_dmabuf_and_recorded_events(self):
+        out = self.check(f"{BUILT['unit']} --nocapture transport::verbs::tests transport::verbs::events_tests")
+        self.assertNotIn("skipped", out)
+        self.assertIn("5 passed", out)
+
+    def test_the_bindings_on_a_device(self):
+        out = self.check(f"LINERATE_TEST_RDMA=1 {BUILT['device']} --test-threads=1")
+        self.assertIn(" 0 failed", out)
+
     def ranks(self, *of_each, devices=1):
         """Ranks that say that they are on two hosts, each with settings of its own; what they print, and how they end."""
         common = f"WORLD_SIZE={len(of_each)} {MEETING} exec {BUILT['linerate']} bench allreduce -b 64K -e 64K -w 1 -n 3 --no-rotate"
         starts = (f"(RANK={rank} {own} {common} 2>&1) & p{rank}=$!;" for rank, own in enumerate(of_each))
         ends = (f"wait $p{rank} || bad=1;" for rank in range(len(of_each)))
         script = f"{' '.join(starts)} bad=0; {' '.join(ends)} exit $bad"
-        return run("run", "--timeout", "150", "--devices", str(devices), "--", "bash", "-c", script)
+        return self.start(script, devices)
 
     def test_ranks_of_two_hosts_share_memory_within_and_use_verbs_between(self):
         for transport in ("auto", "router"):
@@ -193,6 +185,48 @@ class OneHost(unittest.TestCase):
         done = self.ranks(*[f"LINERATE_HOSTID={host} LINERATE_TRANSPORT=tcp" for host in "ab"])
         self.assertEqual(done.returncode, 0, said(done))
         self.assertIn("transport tcp ", done.stdout)
+
+
+class SoftVerbs(Common, unittest.TestCase):
+    def start(self, script, devices=1):
+        library = pathlib.Path(BUILT["linerate"]).parent / "libsoft_verbs.so"
+        own = {"LINERATE_IBVERBS_LIB": str(library), "SOFT_VERBS": f"devices={devices}"}
+        command = ["timeout", "400", "bash", "-c", script]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=os.environ | own)
+
+    def test_faults_memory_and_what_is_left(self):
+        out = self.check(f"{BUILT['verbs']} --test-threads=1 --nocapture --skip removal::")
+        # A port goes down in a guest only, and the kernel's objects are counted there.
+        self.assertEqual(out.count("skipped"), 2, out)
+
+    def test_messages_that_are_cut_on_two_paths(self):
+        self.assertIn("1 passed", self.check(f"{BUILT['verbs']} --nocapture faults::a_message_that_is_cut", devices=2))
+
+    def test_profiles(self):
+        """Conformance on every device that has what the transport asks for."""
+        for profile in ("mlx4", "qedr", "hns"):
+            with self.subTest(profile):
+                script = f"export SOFT_VERBS=profile={profile}; LINERATE_CONFORMANCE_ONLY=verbs {BUILT['conformance']} clause_"
+                self.assertNotIn("skipped", self.check(script))
+
+
+class OneHost(Common, unittest.TestCase):
+    """In a guest, on Soft-RoCE. tools/test runs what only a kernel shows, and with --long all."""
+
+    def start(self, script, devices=1):
+        return run("run", "--timeout", "400", "--devices", str(devices), "--", "bash", "-c", script)
+
+    def test_faults_memory_and_what_is_left(self):
+        script = f"{BUILT['verbs']} --test-threads=1 --nocapture --skip removal::"
+        self.assertNotIn("skipped", self.check(script))
+
+    def test_pieces_cut_on_two_paths_and_devices_that_are_taken_away(self):
+        # In this order: the last takes what those before it need. The first takes nothing away, and cuts what goes over two paths.
+        order = ("faults::a_message_that_is_cut", "removal::the_only_device", "removal::one_of_two", "removal::a_device_that_is_deleted")
+        script = "; ".join(f"{BUILT['verbs']} --nocapture {name} || exit" for name in order)
+        out = self.check(script, devices=3)
+        self.assertNotIn("skipped", out)
+        self.assertEqual(out.count("1 passed"), len(order), out)
 
     def test_two_devices_of_a_host_are_refused_with_the_reason(self):
         done = self.ranks(

@@ -70,11 +70,15 @@ mod shared;
 /// Types of `infiniband/verbs.h`, with its names.
 pub mod raw {
     pub use crate::bindings::{
-        ibv_access_flags, ibv_atomic_cap, ibv_device_attr, ibv_device_attr_ex,
-        ibv_device_cap_flags, ibv_event_type, ibv_gid_type, ibv_mtu, ibv_node_type, ibv_odp_caps,
-        ibv_odp_general_caps, ibv_odp_transport_cap_bits, ibv_port_attr, ibv_port_state,
-        ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_state, ibv_qp_type, ibv_rate,
-        ibv_transport_type, ibv_wc_opcode, ibv_wc_status,
+        _compat_ibv_port_attr, ibv_access_flags, ibv_ah, ibv_ah_attr, ibv_async_event,
+        ibv_atomic_cap, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr,
+        ibv_device_attr_ex, ibv_device_cap_flags, ibv_event_type, ibv_fork_status, ibv_gid,
+        ibv_gid_entry, ibv_gid_type, ibv_mr, ibv_mtu, ibv_node_type, ibv_odp_caps,
+        ibv_odp_general_caps, ibv_odp_transport_cap_bits, ibv_pd, ibv_port_attr, ibv_port_state,
+        ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state,
+        ibv_qp_type, ibv_query_device_ex_input, ibv_rate, ibv_recv_wr, ibv_send_flags, ibv_send_wr,
+        ibv_sge, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr, ibv_transport_type,
+        ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode, verbs_context,
     };
 }
 

@@ -1,6 +1,7 @@
 //! [`Rail`]: one port of one device with what all peers share on it, and [`Registered`]: memory
 //! that all rails know.
 
+use super::asked;
 use super::choose;
 use super::port::{Blame, Port};
 use super::record::{RAILS_MAX, RailKeys};
@@ -290,8 +291,10 @@ impl Rail {
     /// Asks the device for the state of its port; true where it has become usable.
     pub fn refresh(&mut self) -> bool {
         let was = self.is_usable();
-        let state = self.context.port(self.port.number());
-        self.port.refresh(state.ok());
+        let number = self.port.number();
+        let state = self.context.port(number);
+        let gids = || asked::gids(&self.context, number);
+        self.port.refresh(state.ok(), gids);
         !was && self.is_usable()
     }
 

@@ -140,7 +140,8 @@ pub fn choose(gids: &[Gid], asked: Option<u32>) -> Result<ChosenGid> {
 /// now, else the best of the same kind, which is what the peers can reach; `None`: there is none.
 pub fn find_again<'a>(gids: &'a [Gid], before: &Gid) -> Option<&'a Gid> {
     let of_kind = gids.iter().filter(|gid| gid.kind == before.kind);
-    of_kind.min_by_key(|gid| (gid.bytes != before.bytes, gid.order()))
+    let is_elsewhere = |gid: &Gid| gid.index != before.index;
+    of_kind.min_by_key(|gid| (gid.bytes != before.bytes, is_elsewhere(gid), gid.order()))
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@
 //! that processors cannot map yet.
 #![allow(unsafe_code)]
 
+mod asked;
 pub mod choose;
 mod device;
 mod events;

@@ -2,7 +2,6 @@
 //! after failures.
 
 use super::gid::{self, Gid};
-use super::sysfs::Tree;
 use crate::time::Time;
 use linerate_verbs_sys::LINK_LAYER_ETHERNET;
 use linerate_verbs_sys::raw::{ibv_mtu, ibv_port_attr, ibv_port_state};
@@ -102,30 +101,25 @@ impl Port {
         self.is_active = false;
     }
 
-    /// Takes over the state that the device tells, if it tells one.
-    pub fn refresh(&mut self, state: Option<ibv_port_attr>) {
+    /// Takes over the state that the device tells, if it tells one. `gids`: its table now.
+    pub fn refresh(&mut self, state: Option<ibv_port_attr>, gids: impl FnOnce() -> Vec<Gid>) {
         if let Some(state) = state {
             self.is_active = state.state == ibv_port_state::IBV_PORT_ACTIVE;
             // The subnet may have given it another LID while it was down.
             self.lid = state.lid;
         }
         if self.is_active {
-            self.is_active = self.refresh_gid(&Tree::default());
+            self.is_active = self.refresh_gid(gids);
         }
     }
 
     /// Looks for the GID where it was, and then elsewhere: an interface that was down may have been
     /// given its addresses in another order, or others. False: it has none.
-    fn refresh_gid(&mut self, tree: &Tree) -> bool {
+    fn refresh_gid(&mut self, gids: impl FnOnce() -> Vec<Gid>) -> bool {
         let Some(before) = &self.gid else {
             return true;
         };
-        let is_same = |gid: Gid| (gid.bytes, gid.kind) == (before.bytes, before.kind);
-        if (tree.gid(&self.device, self.number, before.index)).is_some_and(is_same) {
-            return true;
-        }
-        let gids = tree.gids(&self.device, self.number);
-        let found = gid::find_again(&gids, before).cloned();
+        let found = gid::find_again(&gids(), before).cloned();
         let is_there = found.is_some();
         self.gid = found.or(self.gid.take());
         is_there

@@ -1,5 +1,6 @@
 //! Opens the devices that are used; which ones, `choose.rs` says.
 
+use super::asked;
 use super::choose::{Choice, Wish, choose};
 use super::device::{Rail, Registered, Sizes, refused, unavailable};
 use super::fabric::Fabric;
@@ -29,7 +30,7 @@ pub fn open(
         gid_index: settings.gid_index,
         ..Wish::default()
     };
-    let choice = choose(&tree.devices(), &wish)?;
+    let choice = choose(&asked::devices(&devices, &tree), &wish)?;
     let each = settings.queue_pairs.max(1) as usize;
     if choice.rails.len() * each > RAILS_MAX {
         return Err(unavailable(format!(
@@ -66,16 +67,16 @@ pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric>
     Ok(gid.map_or(Fabric::InfiniBand, |chosen| chosen.gid.kind))
 }
 
-/// Which ports a rank would use, or why there is none. Nothing is opened.
+/// Which ports a rank would use, or why there is none. No device of the kernel is opened.
 pub fn check(names: &str) -> Result<Choice> {
-    look()?;
+    let devices = look()?;
     let tree = Tree::default();
     let wish = Wish {
         names,
         node: tree.own_node(),
         ..Wish::default()
     };
-    choose(&tree.devices(), &wish)
+    choose(&asked::devices(&devices, &tree), &wish)
 }
 
 /// What libibverbs knows.

@@ -200,9 +200,9 @@ impl Tree {
         gids(&self.port_folder(device, port))
     }
 
-    /// What is at a place of a port's table now.
-    pub fn gid(&self, device: &str, port: u8, index: u32) -> Option<Gid> {
-        gid(&self.port_folder(device, port), index)
+    /// Whether the kernel has a device of this name.
+    pub fn has(&self, device: &str) -> bool {
+        self.root.join("class/infiniband").join(device).exists()
     }
 
     fn port_folder(&self, device: &str, port: u8) -> PathBuf {

@@ -1,0 +1,531 @@
+//! [`Queue`] and [`Channel`]: completions, and waiting for them.
+//!
+//! A completion has a time at which it is there. Those of peers lie in the ring of the queue's
+//! [`arena::Queue`](crate::arena::Queue) until the owner fetches them; then all wait together, by
+//! time.
+
+use crate::arena::{Arena, Entry};
+use crate::network::now;
+use crate::pair::Core;
+use crate::process::{Process, tell};
+use crate::socket::{self, Socket};
+use linerate_verbs_sys::raw::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_event_type, ibv_wc, ibv_wc_opcode, ibv_wc_status,
+};
+use std::cmp::Ordering as Order;
+use std::collections::BinaryHeap;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// How often who sleeps looks whether a peer that does not answer does so now.
+const LOOK_AGAIN_NS: u64 = 1_000_000;
+
+/// A completion queue; C knows its beginning.
+#[repr(C)]
+pub struct Queue {
+    pub base: ibv_cq,
+    pub process: Arc<Process>,
+    pub index: u32,
+    /// Where its device's events go.
+    pub events: u64,
+    inner: Mutex<Inner>,
+    /// Entries of `inner`, so that a look at an empty queue takes no lock.
+    waiting: AtomicUsize,
+    /// Queue pairs that use it.
+    pub users: AtomicUsize,
+    /// Those whose peer has not answered yet.
+    stalled: Mutex<Vec<Arc<Core>>>,
+    has_stalled: AtomicBool,
+    /// The overrun was told.
+    is_over: AtomicBool,
+}
+
+#[derive(Default)]
+struct Inner {
+    heap: BinaryHeap<Waiting>,
+    next: u64,
+    armed: Option<Armed>,
+}
+
+/// What an event was asked for: a completion that is there after this.
+#[derive(Clone, Copy)]
+struct Armed {
+    solicited_only: bool,
+    order: u64,
+    time: u64,
+}
+
+struct Waiting {
+    entry: Entry,
+    order: u64,
+    /// Of a send: the requests of its queue pair up to this number have ended when it is polled.
+    sent: Option<(Arc<AtomicU64>, u64)>,
+}
+
+impl Waiting {
+    fn key(&self) -> (u64, u64) {
+        (self.entry.due, self.order)
+    }
+}
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+impl Eq for Waiting {}
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Waiting {
+    /// The earliest is the greatest, which a heap gives first.
+    fn cmp(&self, other: &Self) -> Order {
+        other.key().cmp(&self.key())
+    }
+}
+
+/// Leaves a completion for another process, or another thread of this one. False: the queue is
+/// full, and broken from now on.
+pub fn add(arena: &Arena, index: u32, entry: &Entry) -> bool {
+    let queue = arena.queue(index);
+    let guard = queue.lock.lock();
+    let is_full = queue.used.fetch_add(1, Ordering::Relaxed)
+        >= u64::from(queue.capacity.load(Ordering::Relaxed));
+    if is_full {
+        queue.used.fetch_sub(1, Ordering::Relaxed);
+        queue.is_overrun.store(1, Ordering::Release);
+    } else {
+        let at = queue.added.load(Ordering::Relaxed);
+        let place =
+            (at & u64::from(queue.mask.load(Ordering::Relaxed))) * size_of::<Entry>() as u64;
+        arena.put(queue.ring.load(Ordering::Relaxed), place, *entry);
+        queue.added.store(at + 1, Ordering::SeqCst);
+    }
+    drop(guard);
+    let is_wanted = match queue.armed.load(Ordering::SeqCst) {
+        0 => false,
+        2 => entry.is_solicited != 0 || entry.status != 0 || is_full,
+        _ => true,
+    };
+    if is_wanted {
+        socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+    }
+    !is_full
+}
+
+impl Queue {
+    pub fn new(
+        process: &Arc<Process>,
+        (context, events): (*mut ibv_context, u64),
+        entries: u32,
+        channel: *mut Channel,
+        token: *mut libc::c_void,
+    ) -> Result<Box<Queue>, i32> {
+        let index = process.new_queue().ok_or(libc::ENOMEM)?;
+        let places = entries.next_power_of_two();
+        let ring = process
+            .arena()
+            .allocate(places as usize * size_of::<Entry>());
+        let Some(ring) = ring else {
+            process.end_queue(index);
+            return Err(libc::ENOMEM);
+        };
+        let queue = process.arena().queue(index);
+        queue.lock.initialise();
+        for word in [&queue.used, &queue.added, &queue.fetched] {
+            word.store(0, Ordering::Relaxed);
+        }
+        queue.capacity.store(entries, Ordering::Relaxed);
+        queue.mask.store(places - 1, Ordering::Relaxed);
+        queue.ring.store(ring, Ordering::Relaxed);
+        queue.armed.store(0, Ordering::Relaxed);
+        queue.is_overrun.store(0, Ordering::Relaxed);
+        // SAFETY: null, or a channel that lives.
+        let socket = unsafe { channel.as_ref() }.map_or(0, |channel| channel.socket.name);
+        queue.channel.store(socket, Ordering::Relaxed);
+        let base = ibv_cq {
+            context,
+            channel: channel.cast(),
+            cq_context: token,
+            handle: index,
+            cqe: entries as i32,
+            ..Default::default()
+        };
+        Ok(Box::new(Queue {
+            base,
+            process: process.clone(),
+            index,
+            events,
+            inner: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            users: AtomicUsize::new(0),
+            stalled: Mutex::default(),
+            has_stalled: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+        }))
+    }
+
+    /// Gives its place back; nobody uses it any more.
+    pub fn end(&self) {
+        let queue = self.process.arena().queue(self.index);
+        let places = queue.mask.load(Ordering::Relaxed) as usize + 1;
+        let ring = queue.ring.load(Ordering::Relaxed);
+        self.process
+            .arena()
+            .release(ring, places * size_of::<Entry>());
+        self.process.end_queue(self.index);
+    }
+
+    /// A send of this process has a completion.
+    pub fn add_own(&self, entry: Entry, sent: (Arc<AtomicU64>, u64)) {
+        let queue = self.process.arena().queue(self.index);
+        let used = queue.used.fetch_add(1, Ordering::Relaxed);
+        if used >= u64::from(queue.capacity.load(Ordering::Relaxed)) {
+            queue.used.fetch_sub(1, Ordering::Relaxed);
+            queue.is_overrun.store(1, Ordering::Release);
+            return;
+        }
+        let mut inner = self.inner.lock().unwrap();
+        let is_armed = inner.armed.is_some();
+        inner.push(entry, Some(sent));
+        self.waiting.store(inner.heap.len(), Ordering::Release);
+        drop(inner);
+        if is_armed {
+            socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+        }
+    }
+
+    /// A receive of this process ends behind everything that its queue pair has here.
+    pub fn add_last(&self, entry: Entry) {
+        let mut inner = self.inner.lock().unwrap();
+        self.fetch(&mut inner);
+        let of_pair = inner
+            .heap
+            .iter()
+            .filter(|waiting| waiting.entry.pair == entry.pair);
+        let due = of_pair.map(|waiting| waiting.entry.due).max().unwrap_or(0);
+        drop(inner);
+        add(self.process.arena(), self.index, &Entry { due, ..entry });
+    }
+
+    /// Takes completions that are there.
+    pub fn poll(&self, room: &mut [ibv_wc]) -> usize {
+        self.advance();
+        let queue = self.process.arena().queue(self.index);
+        let has_more = queue.added.load(Ordering::Acquire) != queue.fetched.load(Ordering::Relaxed);
+        if !has_more && self.waiting.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let mut inner = self.inner.lock().unwrap();
+        self.fetch(&mut inner);
+        let (mut count, mut time) = (0, 0);
+        while let (Some(place), Some(first)) = (room.get_mut(count), inner.heap.peek()) {
+            if first.entry.due > time {
+                time = now();
+                if first.entry.due > time {
+                    break;
+                }
+            }
+            let taken = inner.heap.pop().expect("it was looked at");
+            *place = to_c(&taken.entry);
+            if let Some((retired, number)) = taken.sent {
+                retired.fetch_max(number, Ordering::Relaxed);
+            }
+            count += 1;
+        }
+        self.waiting.store(inner.heap.len(), Ordering::Release);
+        queue.used.fetch_sub(count as u64, Ordering::Relaxed);
+        count
+    }
+
+    /// What peers have left joins what waits.
+    fn fetch(&self, inner: &mut Inner) {
+        let arena = self.process.arena();
+        let queue = arena.queue(self.index);
+        let (added, mut at) = (
+            queue.added.load(Ordering::SeqCst),
+            queue.fetched.load(Ordering::Relaxed),
+        );
+        let (ring, mask) = (
+            queue.ring.load(Ordering::Relaxed),
+            u64::from(queue.mask.load(Ordering::Relaxed)),
+        );
+        while at != added {
+            inner.push(
+                arena.get(ring, (at & mask) * size_of::<Entry>() as u64),
+                None,
+            );
+            at += 1;
+        }
+        queue.fetched.store(at, Ordering::Release);
+        self.waiting.store(inner.heap.len(), Ordering::Release);
+    }
+
+    /// Goes on with what waits for peers, and with what they have done.
+    fn advance(&self) {
+        self.process.notice_failures();
+        if self.has_stalled.load(Ordering::Acquire) {
+            self.has_stalled.store(false, Ordering::Relaxed);
+            let stalled = std::mem::take(&mut *self.stalled.lock().unwrap());
+            stalled.into_iter().for_each(|pair| pair.advance());
+        }
+        let is_overrun = self
+            .process
+            .arena()
+            .queue(self.index)
+            .is_overrun
+            .load(Ordering::Acquire)
+            != 0;
+        if is_overrun && !self.is_over.swap(true, Ordering::Relaxed) {
+            tell(self.events, ibv_event_type::IBV_EVENT_CQ_ERR, self.index);
+        }
+    }
+
+    /// A queue pair whose peer does not answer yet: [`Core::advance`] is called until it does.
+    pub fn note_stalled(&self, pair: Arc<Core>) {
+        self.stalled.lock().unwrap().push(pair);
+        self.has_stalled.store(true, Ordering::Release);
+    }
+
+    /// Asks for an event of the next completion.
+    pub fn arm(&self, solicited_only: bool) {
+        let mut inner = self.inner.lock().unwrap();
+        self.fetch(&mut inner);
+        inner.armed = Some(Armed {
+            solicited_only,
+            order: inner.next,
+            time: now(),
+        });
+        let value = 1 + u32::from(solicited_only);
+        let queue = self.process.arena().queue(self.index);
+        queue.armed.store(value, Ordering::SeqCst);
+        let is_early = queue.added.load(Ordering::SeqCst) != queue.fetched.load(Ordering::Relaxed);
+        let waits = inner.heap.iter().any(|waiting| waiting.entry.due != 0);
+        drop(inner);
+        // Who waits on the channel sets its timer then.
+        if is_early || waits || self.has_stalled.load(Ordering::Acquire) {
+            socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+        }
+    }
+
+    /// Whether the event that was asked for has come; else when to look again.
+    fn take_event(&self, time: u64) -> Result<(), u64> {
+        self.advance();
+        let mut inner = self.inner.lock().unwrap();
+        let Some(armed) = inner.armed else {
+            return Err(u64::MAX);
+        };
+        self.fetch(&mut inner);
+        let is_it = |waiting: &&Waiting| {
+            let entry = &waiting.entry;
+            let is_new = waiting.order >= armed.order || entry.due > armed.time;
+            is_new && (!armed.solicited_only || entry.is_solicited != 0 || entry.status != 0)
+        };
+        let next = inner
+            .heap
+            .iter()
+            .filter(is_it)
+            .map(|waiting| waiting.entry.due)
+            .min();
+        match next {
+            Some(due) if due <= time => {
+                inner.armed = None;
+                self.process
+                    .arena()
+                    .queue(self.index)
+                    .armed
+                    .store(0, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => {
+                let again = match self.has_stalled.load(Ordering::Acquire) {
+                    true => time + LOOK_AGAIN_NS,
+                    false => u64::MAX,
+                };
+                Err(next.unwrap_or(u64::MAX).min(again))
+            }
+        }
+    }
+
+    /// Forgets what it has of a queue pair that is destroyed.
+    pub fn purge(&self, number: u32) {
+        let mut inner = self.inner.lock().unwrap();
+        self.fetch(&mut inner);
+        let before = inner.heap.len();
+        inner.heap.retain(|waiting| waiting.entry.pair != number);
+        let gone = (before - inner.heap.len()) as u64;
+        self.waiting.store(inner.heap.len(), Ordering::Release);
+        let queue = self.process.arena().queue(self.index);
+        queue.used.fetch_sub(gone, Ordering::Relaxed);
+        drop(inner);
+        self.stalled
+            .lock()
+            .unwrap()
+            .retain(|pair| pair.number != number);
+    }
+}
+
+impl Inner {
+    fn push(&mut self, entry: Entry, sent: Option<(Arc<AtomicU64>, u64)>) {
+        let order = self.next;
+        self.next += 1;
+        self.heap.push(Waiting { entry, order, sent });
+    }
+}
+
+fn to_c(entry: &Entry) -> ibv_wc {
+    let mut to = ibv_wc {
+        wr_id: entry.id,
+        status: ibv_wc_status(entry.status),
+        opcode: ibv_wc_opcode(entry.opcode),
+        byte_len: entry.bytes,
+        qp_num: entry.pair,
+        src_qp: entry.source,
+        wc_flags: entry.flags,
+        ..Default::default()
+    };
+    to.__bindgen_anon_1.imm_data = entry.immediate;
+    to
+}
+
+/// A completion channel; C knows its beginning.
+#[repr(C)]
+pub struct Channel {
+    pub base: ibv_comp_channel,
+    /// Readable where one of the others is; C waits on it.
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    pub socket: Socket,
+    queues: Mutex<Vec<*mut Queue>>,
+}
+
+impl Channel {
+    pub fn new(context: *mut ibv_context) -> io::Result<Box<Channel>> {
+        let socket = Socket::new()?;
+        // SAFETY: take numbers, and give new descriptors that nobody else has, or -1.
+        let made = unsafe {
+            [
+                libc::epoll_create1(libc::EPOLL_CLOEXEC),
+                libc::timerfd_create(
+                    libc::CLOCK_MONOTONIC,
+                    libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
+                ),
+            ]
+        };
+        if made.iter().any(|fd| *fd < 0) {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: as above.
+        let [epoll, timer] = made.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        for fd in [socket.raw_fd(), timer.as_raw_fd()] {
+            let mut event = libc::epoll_event {
+                events: libc::EPOLLIN as u32,
+                u64: 0,
+            };
+            // SAFETY: three descriptors that are open, and a structure that is complete.
+            unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
+        }
+        let base = ibv_comp_channel {
+            context,
+            fd: epoll.as_raw_fd(),
+            refcnt: 0,
+        };
+        Ok(Box::new(Channel {
+            base,
+            epoll,
+            timer,
+            socket,
+            queues: Mutex::default(),
+        }))
+    }
+
+    pub fn add(&self, queue: *mut Queue) {
+        self.queues.lock().unwrap().push(queue);
+    }
+
+    pub fn remove(&self, queue: *mut Queue) {
+        self.queues.lock().unwrap().retain(|known| *known != queue);
+    }
+
+    /// Whether queues use it.
+    pub fn is_used(&self) -> bool {
+        !self.queues.lock().unwrap().is_empty()
+    }
+
+    /// The next queue with an event; waits for one unless the descriptor does not block.
+    pub fn next(&self) -> Result<*mut Queue, i32> {
+        loop {
+            if let Some(queue) = self.take() {
+                return Ok(queue);
+            }
+            // SAFETY: an open descriptor.
+            let flags = unsafe { libc::fcntl(self.epoll.as_raw_fd(), libc::F_GETFL) };
+            if flags & libc::O_NONBLOCK != 0 {
+                return Err(libc::EAGAIN);
+            }
+            let mut wanted = libc::pollfd {
+                fd: self.epoll.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one structure.
+            if unsafe { libc::poll(&mut wanted, 1, -1) } < 0 {
+                return Err(io::Error::last_os_error()
+                    .raw_os_error()
+                    .unwrap_or(libc::EINTR));
+            }
+        }
+    }
+
+    fn take(&self) -> Option<*mut Queue> {
+        self.socket.drain();
+        let queues = self.queues.lock().unwrap();
+        let (time, mut wake) = (now(), u64::MAX);
+        for (place, &queue) in queues.iter().enumerate() {
+            // SAFETY: queues leave the list before they end.
+            match unsafe { &*queue }.take_event(time) {
+                Ok(()) => {
+                    // The others are looked at next time.
+                    if place + 1 < queues.len() {
+                        socket::send(self.socket.name, &[1]);
+                    }
+                    return Some(queue);
+                }
+                Err(again) => wake = wake.min(again),
+            }
+        }
+        self.set_timer(wake);
+        None
+    }
+
+    /// Makes the channel readable at this time, and not before.
+    fn set_timer(&self, time: u64) {
+        let zero = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let value = match time {
+            u64::MAX => zero,
+            time => libc::timespec {
+                tv_sec: (time / 1_000_000_000) as libc::time_t,
+                tv_nsec: (time % 1_000_000_000) as libc::c_long,
+            },
+        };
+        let setting = libc::itimerspec {
+            it_interval: zero,
+            it_value: value,
+        };
+        // SAFETY: an open timer and a structure that is complete. Setting it forgets its expiries.
+        unsafe {
+            libc::timerfd_settime(
+                self.timer.as_raw_fd(),
+                libc::TFD_TIMER_ABSTIME,
+                &setting,
+                std::ptr::null_mut(),
+            )
+        };
+    }
+}

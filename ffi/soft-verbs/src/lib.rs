@@ -1,0 +1,40 @@
+//! An RDMA device as a library: the functions of libibverbs, between processes of one machine,
+//! without root and without a driver.
+//!
+//! A program that loads libibverbs loads this instead (`LINERATE_IBVERBS_LIB` for linerate; else
+//! `LD_LIBRARY_PATH`) and finds devices with reliable connections, datagrams, shared receive
+//! queues, completion channels and asynchronous events, whose wire and limits `SOFT_VERBS` says
+//! ([`settings`]).
+//!
+//! # How it moves bytes
+//!
+//! A device has no thread. Each process has memory that its peers map ([`arena`]): its keys, queue
+//! pairs, receives and completions. Who posts a request looks the peer's key up there, moves the
+//! bytes by `process_vm_writev` or `process_vm_readv`, takes the peer's receive and leaves its
+//! completion. Completions have times: those at which a wire of the chosen rate and latency, which
+//! all processes of a host share, would have brought them ([`network`]). They are not polled
+//! before, and who sleeps on a channel is woken then ([`channel`]).
+//!
+//! # What differs from a device
+//!
+//! * Bytes are in the peer's memory when the request is posted, so that who polls memory in place
+//!   of completions sees them before the wire would have brought them.
+//! * The processor copies, 10 GB/s or so. `bytes=none` leaves long messages where they are.
+//! * No congestion, no loss, no InfiniBand addresses, no unreliable connections.
+#![allow(unsafe_code)]
+
+mod arena;
+mod channel;
+mod datagram;
+mod lock;
+mod moving;
+mod network;
+mod pair;
+mod ports;
+mod process;
+mod profile;
+mod receives;
+mod request;
+mod settings;
+mod socket;
+pub mod verbs;

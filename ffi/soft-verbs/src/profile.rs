@@ -1,0 +1,140 @@
+//! [`Profile`]: the limits of real devices, as their owners have published them.
+
+/// What a device says it can do.
+#[derive(Debug)]
+pub struct Profile {
+    pub name: &'static str,
+    pub queue_pairs: i32,
+    pub requests: i32,
+    pub segments: i32,
+    pub completion_queues: i32,
+    pub completions: i32,
+    pub regions: i32,
+    /// Reads and atomics of one queue pair under way.
+    pub reads: i32,
+    pub has_atomics: bool,
+    /// 0: it has none.
+    pub shared_queues: i32,
+    pub shared_requests: i32,
+    pub shared_segments: i32,
+    pub inline_bytes: u32,
+    pub vendor: u32,
+    pub part: u32,
+}
+
+/// Sources, all outputs of `ibv_devinfo -v`: mlx5 (ConnectX-5) github.com/open-mpi/ompi/pull/6137
+/// and openucx/ucx/issues/10317; mlx4 (ConnectX-3) claudebarthels/infinity/issues/5; irdma (E810)
+/// deepseek-ai/3FS/issues/192; qedr (QL41000) openucx/ucx/issues/5148; hns (Kunpeng)
+/// ofiwg/libfabric/issues/6891. Inline bytes are not in that output: they are what the providers of
+/// rdma-core allow at most, or less.
+static PROFILES: [Profile; 6] = [
+    Profile {
+        name: "mlx5",
+        queue_pairs: 262_144,
+        requests: 32_768,
+        segments: 30,
+        completion_queues: 16_777_216,
+        completions: 4_194_303,
+        regions: 16_777_216,
+        reads: 16,
+        has_atomics: true,
+        shared_queues: 8_388_608,
+        shared_requests: 32_767,
+        shared_segments: 31,
+        inline_bytes: 828,
+        vendor: 0x02c9,
+        part: 4119,
+    },
+    Profile {
+        name: "mlx4",
+        queue_pairs: 131_000,
+        requests: 16_351,
+        segments: 32,
+        completion_queues: 65_408,
+        completions: 4_194_303,
+        regions: 524_032,
+        reads: 16,
+        has_atomics: true,
+        shared_queues: 65_472,
+        shared_requests: 16_383,
+        shared_segments: 31,
+        inline_bytes: 928,
+        vendor: 0x02c9,
+        part: 4099,
+    },
+    Profile {
+        name: "irdma",
+        queue_pairs: 4092,
+        requests: 8127,
+        segments: 6,
+        completion_queues: 8189,
+        completions: 1_048_574,
+        regions: 4_194_301,
+        reads: 8,
+        has_atomics: false,
+        shared_queues: 0,
+        shared_requests: 0,
+        shared_segments: 0,
+        inline_bytes: 101,
+        vendor: 0x8086,
+        part: 5522,
+    },
+    Profile {
+        name: "qedr",
+        queue_pairs: 8568,
+        requests: 32_767,
+        segments: 4,
+        completion_queues: 17_136,
+        completions: 8_388_480,
+        regions: 131_070,
+        reads: 32,
+        has_atomics: true,
+        shared_queues: 8192,
+        shared_requests: 32_767,
+        shared_segments: 4,
+        inline_bytes: 128,
+        vendor: 0x1077,
+        part: 32_880,
+    },
+    Profile {
+        name: "hns",
+        queue_pairs: 8192,
+        requests: 32_767,
+        segments: 8,
+        completion_queues: 65_536,
+        completions: 65_535,
+        regions: 32_640,
+        reads: 128,
+        has_atomics: true,
+        shared_queues: 16_384,
+        shared_requests: 16_383,
+        shared_segments: 7,
+        inline_bytes: 32,
+        vendor: 0x19e5,
+        part: 0,
+    },
+    Profile {
+        name: "no-srq",
+        queue_pairs: 262_144,
+        requests: 32_768,
+        segments: 30,
+        completion_queues: 16_777_216,
+        completions: 4_194_303,
+        regions: 16_777_216,
+        reads: 16,
+        has_atomics: true,
+        shared_queues: 0,
+        shared_requests: 0,
+        shared_segments: 0,
+        inline_bytes: 828,
+        vendor: 0,
+        part: 0,
+    },
+];
+
+impl Profile {
+    /// The profile of this name.
+    pub fn named(name: &str) -> Option<&'static Profile> {
+        PROFILES.iter().find(|profile| profile.name == name)
+    }
+}
