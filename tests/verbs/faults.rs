@@ -32,8 +32,12 @@ fn broken_on(name: &str, after: u64, is_both: bool) -> Pair {
     Pair::on(name, [&first, &second])
 }
 
-/// One path, and two where a guest has as many devices.
+/// One path, and two where a guest or soft-verbs has as many devices.
 fn paths() -> Vec<&'static str> {
+    let soft = std::env::var("SOFT_VERBS").unwrap_or_default();
+    if soft.contains("devices=2") {
+        return vec!["verbs:soft0", "verbs:soft0,soft1"];
+    }
     let devices = std::env::var("RDMA_VM_DEVICES").ok();
     let devices = devices.and_then(|text| text.parse::<u32>().ok());
     match devices.unwrap_or(1) {
@@ -299,6 +303,53 @@ fn a_receive_that_is_cancelled_while_it_is_written_is_not_written_any_more() {
         access::read(place.view, 0, &mut bytes);
         assert!(bytes.iter().all(|&byte| byte == 0xee), "written after all");
     }
+}
+
+/// A thousand completions wait when a queue pair ends, more than a poll takes. All are taken: what
+/// has come is not written again, and no receive is lost.
+#[test]
+fn a_storm_of_completions_at_the_end_of_a_queue_pair_is_taken_whole() {
+    if !has_device("a storm of completions") {
+        return;
+    }
+    let settings = VerbsSettings {
+        slots: 1024,
+        ..breaking(None)
+    };
+    let mut pair = Pair::new([&settings, &settings]);
+    let (out, into) = (pair.memory(0, 64), pair.memory(1, 64));
+    let range = RemoteRange {
+        key: into.key,
+        offset: 0,
+    };
+    fill(out.view, 99);
+    let source = pair.memory(0, 64 * CHUNK);
+    for round in 0..12 {
+        let place = pair.memory(1, 64 * CHUNK);
+        fill(source.view, round);
+        pair.receive(1, 5, place.view, 1);
+        pair.send(0, 5, source.view, 2);
+        // The memory is granted and written, and rank 1 does not see that any more.
+        let written = pair.count(0, "pieces sent");
+        while pair.count(0, "pieces sent") == written {
+            pair.step_one(1);
+            pair.step_one(0);
+        }
+        for number in 0..900 {
+            pair.put(0, out.view, range, 1000 + number);
+            pair.step_one(0);
+        }
+        let before = pair.count(1, "generations begun");
+        pair.ranks[1].transport.cancel(0, 1);
+        for number in 0..900 {
+            pair.done(0, 1000 + number);
+        }
+        check(into.view, 99);
+        pair.greet(round);
+        assert!(pair.count(1, "generations begun") > before, "nothing ended");
+        pair.ranks.iter_mut().for_each(|rank| rank.ends.clear());
+    }
+    assert_eq!(pair.count(0, "positions sent again"), 0);
 }
 
 /// Memory is taken back while a message is read from it, and written over at once: what comes is as

@@ -285,9 +285,14 @@ impl Queue {
     }
 
     /// A queue pair whose peer does not answer yet: [`Core::advance`] is called until it does.
-    pub fn note_stalled(&self, pair: Arc<Core>) {
+    pub fn note_stalled(&self, pair: Arc<Core>, is_news: bool) {
         self.stalled.lock().unwrap().push(pair);
         self.has_stalled.store(true, Ordering::Release);
+        // Who sleeps has to look again by the clock.
+        let queue = self.process.arena().queue(self.index);
+        if is_news && queue.armed.load(Ordering::Relaxed) != 0 {
+            socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+        }
     }
 
     /// Asks for an event of the next completion.

@@ -4,7 +4,7 @@ use crate::arena::Entry;
 use crate::channel;
 use crate::moving::{Connection, Failure, moved};
 use crate::network::{Port, now};
-use crate::pair::{Core, Sending};
+use crate::pair::Core;
 use crate::ports::port_of;
 use crate::receives::{SEGMENTS_MAX, Taken};
 use crate::request::{Destination, Request, Vectors};
@@ -20,7 +20,6 @@ const DATAGRAM_HEADER_BYTES: usize = 40;
 /// A datagram is lost where nobody takes it.
 pub fn carry_datagram(
     core: &Core,
-    sending: &mut Sending,
     request: &Request,
     to: &Destination,
     memory: &Vectors,
@@ -38,7 +37,6 @@ pub fn carry_datagram(
     let Some(peer) = network.peer(to.pair, port.host) else {
         return sent;
     };
-    sending.peer = None;
     let remote = peer.arena.pair(to.pair);
     let _guard = remote.lock.lock();
     let state = ibv_qp_state(remote.state.load(Ordering::Acquire));

@@ -69,7 +69,7 @@ pub fn carry_out(
         .memory(own, core.domain)
         .ok_or(Failure::Local(ended::IBV_WC_LOC_PROT_ERR))?;
     if let Some(to) = &request.to {
-        return Ok(carry_datagram(core, sending, request, to, &memory));
+        return Ok(carry_datagram(core, request, to, &memory));
     }
     let peer = peer_of(core, sending).ok_or(Failure::NoAnswer)?;
     let number = sending.attributes.dest_qp_num;

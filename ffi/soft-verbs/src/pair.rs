@@ -309,7 +309,7 @@ impl Core {
         {
             drop(sending);
             // SAFETY: the queues live.
-            unsafe { &*self.queues[0] }.note_stalled(self.clone());
+            unsafe { &*self.queues[0] }.note_stalled(self.clone(), false);
             return;
         }
         while let Some(request) = sending.waiting.pop_front() {
@@ -354,7 +354,7 @@ impl Core {
                 });
                 sending.waiting.push_front(request);
                 // SAFETY: the queues live.
-                unsafe { &*self.queues[0] }.note_stalled(self.clone());
+                unsafe { &*self.queues[0] }.note_stalled(self.clone(), is_new);
             }
         }
     }

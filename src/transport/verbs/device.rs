@@ -193,6 +193,11 @@ impl Rail {
         self.queue.poll(room).map_err(|e| e.to_string())
     }
 
+    /// How many completions its queue holds.
+    pub fn completions_max(&self) -> usize {
+        self.queue.entries() as usize
+    }
+
     /// Posts receives again, as soon as enough were taken for it to be worth it. They have no
     /// memory: what consumes them has an address of its own.
     pub fn post_receives(&mut self) -> Result<()> {

@@ -191,7 +191,7 @@ impl VerbsTransport {
             // A queue pair that cannot be brought into the error state is destroyed all the same.
             let _ = link.pair.to_error();
         }
-        self.poll_rails();
+        self.drain_rails();
         let mut numbers = Vec::new();
         let mut ended = Vec::new();
         for link in self.peers[rank as usize].pair_mut().take_links() {
@@ -199,7 +199,7 @@ impl VerbsTransport {
             ended.extend(link.end());
         }
         // A completion may have been on its way when the pair was destroyed.
-        self.poll_rails();
+        self.drain_rails();
         for (rail, number) in numbers {
             self.shared.rails[rail].remove_pair(number);
         }

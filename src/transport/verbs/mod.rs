@@ -202,11 +202,21 @@ impl VerbsTransport {
         PeerState::check(state, peer, self.peers.len())
     }
 
-    /// Takes what the devices have completed.
+    /// Takes what the devices have completed, so much of it that it takes a bounded time.
     fn poll_rails(&mut self) {
+        self.take_completions(|_| BATCHES_MAX);
+    }
+
+    /// Takes all that the devices have completed: what is left of a queue pair may go with it, and
+    /// with it the receives that it has taken.
+    fn drain_rails(&mut self) {
+        self.take_completions(|rail| rail.completions_max() / COMPLETIONS_AT_ONCE + 1);
+    }
+
+    fn take_completions(&mut self, batches_max: impl Fn(&Rail) -> usize) {
         let mut room = std::mem::take(&mut self.completions);
         for at in 0..self.shared.rails.len() {
-            for _ in 0..BATCHES_MAX {
+            for _ in 0..batches_max(&self.shared.rails[at]) {
                 let found = match self.shared.rails[at].poll(&mut room) {
                     Ok(found) => found,
                     Err(cause) => {
