@@ -4,16 +4,16 @@
 //! A program that loads libibverbs loads this instead (`LINERATE_IBVERBS_LIB` for linerate; else
 //! `LD_LIBRARY_PATH`) and finds devices with reliable connections, datagrams, shared receive
 //! queues, completion channels and asynchronous events, whose wire and limits `SOFT_VERBS` says
-//! ([`settings`]).
+//! (`settings.rs`).
 //!
 //! # How it moves bytes
 //!
-//! A device has no thread. Each process has memory that its peers map ([`arena`]): its keys, queue
+//! A device has no thread. Each process has memory that its peers map (`arena.rs`): its keys, queue
 //! pairs, receives and completions. Who posts a request looks the peer's key up there, moves the
 //! bytes by `process_vm_writev` or `process_vm_readv`, takes the peer's receive and leaves its
 //! completion. Completions have times: those at which a wire of the chosen rate and latency, which
-//! all processes of a host share, would have brought them ([`network`]). They are not polled
-//! before, and who sleeps on a channel is woken then ([`channel`]).
+//! all processes of a host share, would have brought them (`network.rs`). They are not polled
+//! before, and who sleeps on a channel is woken then (`channel.rs`).
 //!
 //! # What differs from a device
 //!
