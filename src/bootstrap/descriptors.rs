@@ -1,9 +1,9 @@
 //! Whether this process may open as many descriptors as a rank needs: asked before ranks wait for
-//! each other.
+//! each other. A soft limit that is too low for that is raised to the hard one.
 
 use crate::error::{Error, Result};
 use crate::types::Rank;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors for each peer: its control socket, or before that its bootstrap stream; and its
 /// process, to see it end.
@@ -15,11 +15,25 @@ const PER_RANK: u64 = 8;
 /// Fails if the limit of descriptors is too low for a rank of a job of `ranks` ranks.
 pub fn check_descriptors(rank: Rank, ranks: u32) -> Result<()> {
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;
-    check(rank, ranks, open, getrlimit(Resource::Nofile).current)
+    let limits = getrlimit(Resource::Nofile);
+    // Each buffer takes one besides.
+    let wanted = 2 * needed_by(ranks, open);
+    let raised = limits.current.filter(|&soft| soft < wanted).and_then(|_| {
+        let new = Rlimit {
+            current: limits.maximum,
+            ..limits
+        };
+        setrlimit(Resource::Nofile, new).ok().map(|()| new.current)
+    });
+    check(rank, ranks, open, raised.unwrap_or(limits.current))
+}
+
+fn needed_by(ranks: u32, open: u64) -> u64 {
+    open + PER_RANK + PER_PEER * u64::from(ranks.saturating_sub(1))
 }
 
 fn check(rank: Rank, ranks: u32, open: u64, limit: Option<u64>) -> Result<()> {
-    let needed = open + PER_RANK + PER_PEER * u64::from(ranks.saturating_sub(1));
+    let needed = needed_by(ranks, open);
     match limit.filter(|&limit| limit < needed) {
         None => Ok(()),
         Some(limit) => Err(Error::Exhausted {

@@ -233,6 +233,18 @@ fn memory_that_peers_have_freed_is_let_go_while_the_communicator_lives() {
     }
 }
 
+#[test]
+fn a_soft_limit_of_descriptors_is_raised_where_a_job_needs_more() {
+    let start = Start {
+        shell: "ulimit -Sn 20;",
+        ..Start::new("sum", 8)
+    };
+    for output in start.spawn().end() {
+        // Three sums in place.
+        assert_eq!(value(&output, "SUM"), "512");
+    }
+}
+
 /// Rank 1 uses up its descriptors before the first use of memory that it would have to map.
 pub fn exhausted() {
     let comm = join().unwrap();

@@ -203,8 +203,8 @@ class SoftVerbs(Common, unittest.TestCase):
         self.assertIn("1 passed", self.check(f"{BUILT['verbs']} --nocapture faults::a_message_that_is_cut", devices=2))
 
     def test_profiles(self):
-        """Conformance on every device that has what the transport asks for."""
-        for profile in ("mlx4", "qedr", "hns"):
+        """Conformance on every device."""
+        for profile in ("mlx4", "irdma", "qedr", "hns", "no-srq"):
             with self.subTest(profile):
                 script = f"export SOFT_VERBS=profile={profile}; LINERATE_CONFORMANCE_ONLY=verbs {BUILT['conformance']} clause_"
                 self.assertNotIn("skipped", self.check(script))

@@ -14,8 +14,8 @@ use linerate_verbs_sys::raw::{
     ibv_odp_transport_cap_bits as odp, ibv_qp_cap, ibv_qp_type,
 };
 use linerate_verbs_sys::{
-    Completion, CompletionChannel, CompletionQueue, Context, Memory, Mr, Pd, QueuePair,
-    QueuePairOptions, ReceiveRequest, Segment, SharedReceiveQueue,
+    Completion, CompletionChannel, CompletionQueue, Context, Memory, Mr, Pd, PostError, QueuePair,
+    QueuePairOptions, ReceiveRequest, Segment,
 };
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,8 +25,8 @@ use std::sync::Arc;
 pub const RECEIVE_ID: u64 = u64::MAX;
 /// Completions taken at once.
 pub const COMPLETIONS_AT_ONCE: usize = 32;
-/// Receives posted again at once: one by one they cost as much as what took them.
-const RECEIVES_AT_ONCE: u32 = 16;
+/// Receives posted at once: one by one they cost as much as what took them.
+pub const RECEIVES_AT_ONCE: u32 = 16;
 /// Reads and atomics of one queue pair under way at once; devices have 16 or more.
 const READS_MAX: i32 = 16;
 
@@ -43,13 +43,10 @@ pub struct Rail {
     is_removed: bool,
     /// Whether the next completion makes an event.
     is_armed: bool,
-    /// Receives that were taken and not posted again yet.
-    taken: u32,
     /// Whose queue pairs these are.
     pairs: BTreeMap<u32, Rank>,
     channel: Arc<CompletionChannel>,
     queue: Arc<CompletionQueue>,
-    receives: Arc<SharedReceiveQueue>,
     pd: Arc<Pd>,
     context: Arc<Context>,
 }
@@ -65,7 +62,7 @@ impl std::fmt::Debug for Rail {
 pub struct Sizes {
     /// Of a queue pair's send queue.
     pub sends: u32,
-    /// Of the shared receive queue.
+    /// Of a queue pair's receive queue.
     pub receives: u32,
     /// Of the completion queue.
     pub completions: u32,
@@ -87,13 +84,13 @@ impl Sizes {
         let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
         // Each position takes one receive, and so does each of the others. Some are taken and wait
         // to be posted again.
-        let receives = (slots + told) * peers + RECEIVES_AT_ONCE;
+        let receives = (slots + told).next_multiple_of(RECEIVES_AT_ONCE) + RECEIVES_AT_ONCE;
         let sends = slots + told + PIECES_UNDER_WAY;
         Sizes {
             sends,
             receives,
             // Every receive, and every send at worst.
-            completions: receives + sends * peers,
+            completions: (receives + sends) * peers,
         }
     }
 }
@@ -113,10 +110,9 @@ impl Rail {
         for (what, needed, most) in [
             (
                 "work requests in a queue pair",
-                sizes.sends,
+                sizes.sends.max(sizes.receives),
                 attributes.max_qp_wr,
             ),
-            ("shared receives", sizes.receives, attributes.max_srq_wr),
             ("completion entries", sizes.completions, attributes.max_cqe),
         ] {
             if i64::from(needed) > i64::from(most) {
@@ -133,8 +129,6 @@ impl Rail {
         let channel = CompletionChannel::create(&context).map_err(refused)?;
         let queue = CompletionQueue::create(&context, sizes.completions, Some(&channel), 0, token)
             .map_err(refused)?;
-        let receives =
-            SharedReceiveQueue::create(&pd, sizes.receives, 1, token).map_err(refused)?;
         let mut rail = Rail {
             port,
             blame: Blame::default(),
@@ -146,35 +140,32 @@ impl Rail {
             pages_on_demand: can_page_on_demand(&extended.odp_caps),
             is_removed: false,
             is_armed: false,
-            taken: sizes.receives,
             pairs: BTreeMap::new(),
             channel,
             queue,
-            receives,
             pd,
             context,
         };
-        rail.post_receives()?;
         // Devices do not say what they have room for: they refuse more.
         rail.inline_bytes = settings.inline_bytes;
-        if rail.inline_bytes > 0 && rail.queue_pair(sizes.sends).is_err() {
+        if rail.inline_bytes > 0 && rail.queue_pair(sizes).is_err() {
             rail.inline_bytes = 0;
         }
         Ok(rail)
     }
 
-    /// A queue pair that is ready to be joined.
-    pub fn queue_pair(&self, sends: u32) -> Result<QueuePair> {
+    /// A queue pair that is ready to be joined, with all its receives.
+    pub fn queue_pair(&self, sizes: Sizes) -> Result<QueuePair> {
         let options = QueuePairOptions {
             kind: ibv_qp_type::IBV_QPT_RC,
             send_queue: &self.queue,
             receive_queue: &self.queue,
-            shared_receives: Some(&self.receives),
+            shared_receives: None,
             capacity: ibv_qp_cap {
-                max_send_wr: sends,
-                max_recv_wr: 0,
+                max_send_wr: sizes.sends,
+                max_recv_wr: sizes.receives,
                 max_send_sge: 1,
-                max_recv_sge: 0,
+                max_recv_sge: 1,
                 max_inline_data: self.inline_bytes,
             },
             is_all_signaled: false,
@@ -185,6 +176,10 @@ impl Rail {
             | access::IBV_ACCESS_REMOTE_READ
             | access::IBV_ACCESS_REMOTE_ATOMIC;
         pair.to_init(self.port.number(), allowed).map_err(refused)?;
+        for _ in 0..sizes.receives / RECEIVES_AT_ONCE {
+            post_receives(&pair)
+                .map_err(|e| unavailable(format!("{}: receives: {e}", self.name())))?;
+        }
         Ok(pair)
     }
 
@@ -198,23 +193,6 @@ impl Rail {
         self.queue.entries() as usize
     }
 
-    /// Posts receives again, as soon as enough were taken for it to be worth it. They have no
-    /// memory: what consumes them has an address of its own.
-    pub fn post_receives(&mut self) -> Result<()> {
-        const REQUESTS: [ReceiveRequest<'static>; RECEIVES_AT_ONCE as usize] = {
-            let segments: &[Segment] = &[];
-            let id = RECEIVE_ID;
-            [ReceiveRequest { id, segments }; RECEIVES_AT_ONCE as usize]
-        };
-        while self.taken >= RECEIVES_AT_ONCE {
-            self.receives
-                .post(&REQUESTS)
-                .map_err(|e| unavailable(format!("{}: receives: {e}", self.name())))?;
-            self.taken -= RECEIVES_AT_ONCE;
-        }
-        Ok(())
-    }
-
     /// Makes the next completion readable on the channel. What arrived before has to be polled
     /// afterwards.
     pub fn arm(&mut self) {
@@ -224,12 +202,6 @@ impl Rail {
         if !self.is_armed && !self.is_removed {
             self.is_armed = self.queue.request_event(false).is_ok();
         }
-    }
-
-    /// Receives were taken.
-    #[inline]
-    pub fn note_taken(&mut self, count: u32) {
-        self.taken += count;
     }
 
     /// The name of the device.
@@ -312,6 +284,16 @@ impl Rail {
     pub fn blame_mut(&mut self) -> &mut Blame {
         &mut self.blame
     }
+}
+
+/// Posts receives. They have no memory: what consumes them has an address of its own.
+pub fn post_receives(pair: &QueuePair) -> std::result::Result<(), PostError> {
+    const REQUESTS: [ReceiveRequest<'static>; RECEIVES_AT_ONCE as usize] = {
+        let segments: &[Segment] = &[];
+        let id = RECEIVE_ID;
+        [ReceiveRequest { id, segments }; RECEIVES_AT_ONCE as usize]
+    };
+    pair.post_receive(&REQUESTS)
 }
 
 /// Whether reliable queue pairs may write to and read from memory that is paged in when they do.
@@ -492,13 +474,14 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_sums_that_grow_with_peers_and_slots() {
+    fn sizes_are_sums_that_grow_with_slots_and_completions_with_peers() {
         let one = Sizes::of(64, 1);
-        assert_eq!(one.receives, 64 + 64 + 3 + 15 + 65 + 64 + 16);
+        let needed: u32 = 64 + 64 + 3 + 15 + 65 + 64;
+        assert_eq!(one.receives, needed.next_multiple_of(16) + 16);
         assert_eq!(one.completions, one.receives + one.sends);
         let ten = Sizes::of(64, 10);
-        let ten_times = 10 * (one.receives - 16) + 16;
-        assert_eq!((ten.sends, ten.receives), (one.sends, ten_times));
+        assert_eq!((ten.sends, ten.receives), (one.sends, one.receives));
+        assert_eq!(ten.completions, 10 * one.completions);
         assert_eq!(Sizes::of(64, 0), one);
         assert!(Sizes::of(8, 1).receives < one.receives);
     }

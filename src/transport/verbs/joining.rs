@@ -265,12 +265,12 @@ impl VerbsTransport {
     }
 
     fn make_link(&mut self, rank: Rank, at: usize) -> Option<(Link, RailOffer)> {
-        let sends = self.shared.sizes.sends;
+        let sizes = self.shared.sizes;
         let packet_number = self.random.below(1 << 24) as u32;
         let (_, keys) = self.peers[rank as usize].inbox().address_and_keys()?;
         let ring_key = keys[at];
         let rail = &mut self.shared.rails[at];
-        let pair = match rail.queue_pair(sends) {
+        let pair = match rail.queue_pair(sizes) {
             Ok(pair) => pair,
             Err(error) => {
                 crate::transport::say(self.shared.rank, &format!("verbs: {error}"));
@@ -289,7 +289,7 @@ impl VerbsTransport {
             reads_max: rail.reads_max(),
             gid: port.gid_bytes(),
         };
-        let mut link = Link::new(pair, at, sends, &self.shared.settings);
+        let mut link = Link::new(pair, at, sizes.sends, &self.shared.settings);
         link.packet_number = packet_number;
         Some((link, offer))
     }

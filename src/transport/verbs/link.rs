@@ -1,7 +1,8 @@
 //! [`Link`]: the queue pair to one peer on one rail, and what is under way on it.
 
+use super::device::{RECEIVES_AT_ONCE, post_receives};
 use crate::config::VerbsSettings;
-use linerate_verbs_sys::{BATCH, Local, Operation, QueuePair, Segment, SendRequest};
+use linerate_verbs_sys::{BATCH, Local, Operation, PostError, QueuePair, Segment, SendRequest};
 use std::collections::VecDeque;
 
 /// Words leave with a doorbell each while no more than this many are under way. A rank that puts
@@ -82,6 +83,8 @@ pub struct Link {
     pub outstanding_bytes: u64,
     /// Pieces of long transfers among what is under way.
     pub pieces: u32,
+    /// Receives that were taken and not posted again yet.
+    taken: u32,
 }
 
 impl std::fmt::Debug for Link {
@@ -106,7 +109,19 @@ impl Link {
             queued: Vec::with_capacity(BATCH),
             outstanding_bytes: 0,
             pieces: 0,
+            taken: 0,
         }
+    }
+
+    /// A receive was taken. They are posted again as soon as enough were for it to be worth it.
+    #[inline]
+    pub fn note_taken(&mut self) -> Result<(), PostError> {
+        self.taken += 1;
+        if self.taken == RECEIVES_AT_ONCE {
+            self.taken = 0;
+            post_receives(&self.pair)?;
+        }
+        Ok(())
     }
 
     /// Whether another post finds room.

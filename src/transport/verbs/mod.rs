@@ -2,9 +2,10 @@
 //! per pair of ranks.
 //!
 //! * Short messages, announcements and signals are *records* in a ring of slots in the receiver's
-//!   memory (`record.rs`), written with immediate data, so that each takes a receive of a queue
-//!   that all peers share and wakes a sleeper. Credits see to it that every such write finds a
-//!   receive and a free slot (`ring.rs`).
+//!   memory (`record.rs`), written with immediate data, so that each takes a receive of its queue
+//!   pair and wakes a sleeper. Credits see to it that every such write finds a receive and a free
+//!   slot (`ring.rs`). Queues are not shared among peers: devices have fewer places in a shared one
+//!   than many peers need, and some have none.
 //! * A long message is offered in a record; the receiver grants the place where its memory is
 //!   registered; the sender writes straight there, in pieces, and the last of them carries the end.
 //!   Nothing is copied. Memory that is not registered is registered for the one receive.
@@ -231,17 +232,13 @@ impl VerbsTransport {
                     break;
                 }
             }
-            if let Err(error) = self.shared.rails[at].post_receives() {
-                self.lose_rail(at, &error.to_string());
-            }
         }
         self.completions = room;
     }
 
     fn handle_completion(&mut self, at: usize, completion: &Completion) {
-        let rail = &mut self.shared.rails[at];
+        let rail = &self.shared.rails[at];
         let is_receive = completion.id() == RECEIVE_ID;
-        rail.note_taken(u32::from(is_receive));
         let Some(rank) = rail.peer_of(completion.queue_pair()) else {
             return;
         };
@@ -251,6 +248,13 @@ impl VerbsTransport {
         }
         if !is_receive {
             return peer.handle_arrived(at, completion.id(), &mut self.shared);
+        }
+        // A queue pair that has failed would give receives back for ever.
+        if let Some(link) = peer.pair_mut().link(at)
+            && let Err(error) = link.note_taken()
+        {
+            let cause = format!("{}: receives: {error}", rail.name());
+            peer.note_fault(Fault::of_rail(at, &cause), &mut self.shared);
         }
         peer.pair_mut().generation_mut().handle_proof();
         let bits = completion.immediate().unwrap_or_default();
