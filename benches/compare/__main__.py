@@ -21,6 +21,7 @@ import picture
 import rdma
 import rows
 import table
+import wire
 from commands import Failed
 from measure import judge, measure
 
@@ -56,6 +57,7 @@ def arguments():
     parser.add_argument(
         "--rdma", action="store_true", help="instead: beside perftest over Soft-RoCE, in one boot of tools/rdma-vm; medians"
     )
+    parser.add_argument("--wire", action="store_true", help="instead: on a wire that soft-verbs models, beside what it carries")
     parser.add_argument("--picture", metavar="FILE", help="instead: an allreduce over message size beside its peers, drawn as SVG")
     parser.add_argument("--linerate", metavar="PATH", help=argparse.SUPPRESS)
     parser.add_argument("--peers", metavar="FOLDER", type=pathlib.Path, help=argparse.SUPPRESS)
@@ -113,6 +115,9 @@ def main():
     if args.list and args.rdma:
         print("\n".join(case["name"] for case in rdma.CASES if wanted(case["name"])))
         return 0
+    if args.list and args.wire:
+        print("\n".join(case["name"] for case in wire.CASES if wanted(case["name"])))
+        return 0
     if args.list:
         print("\n".join(row.name for row in ALWAYS + rows.OTHER_ROWS if wanted(row.name)))
         return 0
@@ -136,6 +141,12 @@ def main():
         text = rdma.build(results, at_once)
         document["processors_at_once"] = at_once
         document["allreduce"] = rdma.share(results)
+    elif args.wire:
+        results, skipped = wire.measure(args.linerate, args.rounds, wanted, tell)
+        if skipped:
+            print(f"tools/speed: {skipped[0]}", file=sys.stderr)
+            return 1
+        text = wire.build(results)
     elif args.picture:
         tools, skipped = peers.build(args.peers)
         tools["linerate"] = args.linerate

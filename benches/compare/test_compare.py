@@ -16,6 +16,7 @@ import rdma
 import rdma_guest
 import rows
 import table
+import wire
 from commands import Command, Failed
 from measure import Runs, judge, measure
 
@@ -190,6 +191,18 @@ class Choice(unittest.TestCase):
 
 def lines_of(name, side, *values, **more):
     return [{"round": turn, "name": name, "side": side, "value": value, **more} for turn, value in enumerate(values)]
+
+
+class Wire(unittest.TestCase):
+    def test_a_share_is_of_the_payload_that_the_wire_carries(self):
+        # 16 packets of 4096 bytes, each with 82 more, at 12.5 bytes in a nanosecond.
+        self.assertAlmostEqual(wire.payload(100, 65536), 12.5 * 65536 / (65536 + 16 * 82 + 16))
+        case = wire.perf("write_bw", 100, 65536)
+        result = wire.judge(case, [6.0, wire.payload(100, 65536) * 0.99], [])
+        self.assertAlmostEqual(result["share"], 0.99)
+        self.assertTrue(result["met"])
+        self.assertFalse(wire.judge(case, [6.0], [])["met"])
+        self.assertIn("failed: " + case["name"] + ": no device", wire.build([wire.judge(case, [], ["no device"])]))
 
 
 class Rdma(unittest.TestCase):

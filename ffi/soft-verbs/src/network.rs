@@ -45,6 +45,14 @@ struct Slot {
     started: AtomicU64,
 }
 
+impl Slot {
+    /// Whether a process has it.
+    fn is_alive(&self) -> bool {
+        let process = self.process.load(Ordering::Acquire);
+        process != 0 && started_at(process) == self.started.load(Ordering::Relaxed)
+    }
+}
+
 /// A port of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
@@ -242,35 +250,33 @@ fn busy(clock: &AtomicU64, start: u64, takes: u64) -> u64 {
 }
 
 impl Layout {
-    /// The number of a host, which is added if it is new. The caller holds the lock of the file.
+    /// The number of a host. A new one takes the place of one of which no process is left. The
+    /// caller holds the lock of the file.
     fn host(&self, name: &str) -> Option<u32> {
         let mut wanted = [0; NAME_BYTES];
         let bytes = &name.as_bytes()[..name.len().min(NAME_BYTES)];
         wanted[..bytes.len()].copy_from_slice(bytes);
-        for (number, host) in (0..).zip(&self.hosts) {
-            let known = host
-                .name
-                .each_ref()
-                .map(|byte| byte.load(Ordering::Relaxed));
-            if known == wanted {
-                return Some(number);
-            }
-            if known == [0; NAME_BYTES] {
-                let both = host.name.iter().zip(wanted);
-                both.for_each(|(to, byte)| to.store(byte, Ordering::Relaxed));
-                return Some(number);
-            }
+        let name_of = |host: &Host| {
+            let bytes = host.name.each_ref();
+            bytes.map(|byte| byte.load(Ordering::Relaxed))
+        };
+        let known = self.hosts.iter().position(|host| name_of(host) == wanted);
+        if let Some(number) = known {
+            return Some(number as u32);
         }
-        None
+        let live = self.slots.iter().filter(|slot| slot.is_alive());
+        let used: Vec<u32> = live.map(|slot| slot.host.load(Ordering::Relaxed)).collect();
+        let number = (0..HOSTS as u32).find(|number| !used.contains(number))?;
+        let host = &self.hosts[number as usize];
+        let both = host.name.iter().zip(wanted);
+        both.for_each(|(to, byte)| to.store(byte, Ordering::Relaxed));
+        Some(number)
     }
 
     /// A slot that nobody has, or whose process is gone. The caller holds the lock of the file.
     fn claim(&self, settings: &Settings) -> io::Result<Option<u32>> {
         for (number, slot) in (0..).zip(&self.slots) {
-            let process = slot.process.load(Ordering::Relaxed);
-            let is_alive =
-                process != 0 && started_at(process) == slot.started.load(Ordering::Relaxed);
-            if !is_alive {
+            if !slot.is_alive() {
                 // Its memory would stay as long as the machine runs.
                 let _ = std::fs::remove_file(arena_path(&settings.folder, number));
                 return Ok(Some(number));

@@ -11,7 +11,7 @@ const CONTROL_BYTES: u64 = 4096;
 pub const DEVICES_MAX: usize = 8;
 
 const WORDS: &str = "profile=mlx5|mlx4|irdma|qedr|hns|no-srq, rate=NUMBERgbit|mbit, latency=NUMBERus|ns, mtu=256..4096, \
-                     bytes=none|all|NUMBER, devices=1..8, memlock=limit|none, host=NAME, net=FOLDER";
+                     bytes=none|all|NUMBER, devices=1..8, memlock=limit|none, host=NAME|each, net=FOLDER";
 
 /// What the devices of this process are like.
 #[derive(Clone, Debug)]
@@ -100,6 +100,8 @@ impl Settings {
                     _ => return None,
                 }
             }
+            // Every process has a host, and so a wire, of its own.
+            "host" if value == "each" => self.host = format!("process {}", std::process::id()),
             "host" if !value.is_empty() => self.host = value.into(),
             "net" if value.starts_with('/') => self.folder = value.into(),
             _ => return None,

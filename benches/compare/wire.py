@@ -1,0 +1,116 @@
+"""linerate on a modelled wire (`tools/speed --wire`): soft-verbs gives completions when a wire of the chosen rate would have
+brought them, and the row says which share of its payload linerate uses.
+
+Above 4096 bytes nothing is moved (`bytes=none`), so that a row shows what linerate's own work allows; its twin at 25 Gbit/s
+moves and checks every byte. Two processes of this machine share it: a core each, or less where others run.
+
+Read first: ffi/soft-verbs/README.md.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import table
+from rows import KIB, MIB, describe_size
+
+# What a packet of RoCEv2 has besides its payload, the gap to the next one with it; and what the first packet has more.
+PACKET_BYTES, MESSAGE_BYTES, MTU = 82, 16, 4096
+LATENCY = "2us"
+# Least shares of the wire's payload by its rate in Gbit/s.
+SHARE_MIN = {25: 0.9, 100: 0.98, 200: 0.98, 400: 0.95}
+GATHER_MIN = {100: 0.95, 200: 0.9}
+TIMEOUT = 120
+
+
+def case(name, rate, size, arguments, wanted, key, is_moved):
+    """`arguments` of linerate; `key`: the figure of its first result, in GB/s."""
+    return {
+        "name": f"{name} {describe_size(size)} at {rate} Gbit/s{', bytes moved' if is_moved else ''}",
+        "rate": rate,
+        "size": size,
+        "arguments": [*arguments, "--transport", "verbs", "--check", str(int(is_moved)), "--json", "-"],
+        "wanted": wanted,
+        "key": key,
+        "bytes": "all" if is_moved else "none",
+    }
+
+
+def perf(test, rate, size, is_moved=False):
+    return case(test, rate, size, ["perf", test, "--local", "-s", str(size), "--no-rotate"], SHARE_MIN[rate], "bw", is_moved)
+
+
+def gather(collective, rate, size):
+    arguments = ["bench", collective, "--ranks", "2", "-b", str(size), "-e", str(size), "--memory", "registered", "--no-rotate"]
+    arguments += ["--placement", "in-place"]
+    return case(collective, rate, size, arguments, GATHER_MIN.get(rate), "busbw", False)
+
+
+CASES = [
+    *(perf(test, rate, size) for rate in (100, 200, 400) for test in ("write_bw", "send_bw", "read_bw") for size in (64 * KIB, MIB)),
+    perf("write_bw", 25, MIB, True),
+    *(gather(collective, rate, 64 * MIB) for rate in GATHER_MIN for collective in ("all-gather", "broadcast")),
+]
+
+
+def payload(rate, size):
+    """GB/s of payload that the wire carries of messages of this length."""
+    packets = -(-size // MTU)
+    return rate / 8 * size / (size + packets * PACKET_BYTES + MESSAGE_BYTES)
+
+
+def measure(linerate, rounds, wanted, tell):
+    """The best of the rounds of each case."""
+    library = pathlib.Path(linerate).resolve().parent / "libsoft_verbs.so"
+    if not library.exists():
+        return [], [f"{library} is missing: cargo build --release --workspace"]
+    cases = [one for one in CASES if wanted(one["name"])]
+    found = {one["name"]: [] for one in cases}
+    failures = {one["name"]: [] for one in cases}
+    for number in range(rounds):
+        for one in cases:
+            tell(f"round {number + 1} of {rounds}: {one['name']}")
+            own = {
+                "LINERATE_IBVERBS_LIB": str(library),
+                "SOFT_VERBS": f"rate={one['rate']}gbit,latency={LATENCY},mtu={MTU},bytes={one['bytes']},host=each",
+            }
+            argv = [linerate, *one["arguments"]]
+            done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | own, timeout=TIMEOUT)
+            try:
+                found[one["name"]].append(json.loads(done.stdout)["results"][0][one["key"]])
+            except (ValueError, KeyError, IndexError, TypeError):
+                failures[one["name"]].append((done.stderr.strip() or done.stdout.strip())[-300:])
+    return [judge(one, found[one["name"]], failures[one["name"]]) for one in cases], []
+
+
+def judge(one, values, failures):
+    limit = payload(one["rate"], one["size"])
+    ours = max(values, default=None)
+    share = ours / limit if ours else None
+    met = None if share is None or one["wanted"] is None else share >= one["wanted"]
+    return {
+        "name": one["name"],
+        "ours": ours,
+        "wire": limit,
+        "share": share,
+        "share_min": one["wanted"],
+        "met": met,
+        "failures": failures,
+    }
+
+
+def build(results):
+    """The table, and what failed."""
+    number = lambda value: "-" if value is None else f"{value:.2f}"
+    rows = [("modelled wire", "GB/s", "payload of the wire", "share", "wanted", "met")]
+    for result in results:
+        met = {True: "yes", False: "NO", None: "-"}[result["met"]]
+        rows.append((result["name"], *(number(result[key]) for key in ("ours", "wire", "share", "share_min")), met))
+    lines = table.align(rows)
+    lines.insert(1, "-" * len(lines[0]))
+    for result in results:
+        lines.extend(f"failed: {result['name']}: {text}" for text in result["failures"])
+    judged = [result["met"] for result in results if result["met"] is not None]
+    lines.append(f"{sum(judged)} of {len(judged)} wanted shares met" if judged else "nothing was judged")
+    return "\n".join(lines)
