@@ -98,7 +98,7 @@ impl Connection<'_> {
             .sum();
         if all < bytes {
             self.refuse(taken, ended::IBV_WC_LOC_LEN_ERR);
-            return Err(Failure::Local(ended::IBV_WC_LOC_LEN_ERR));
+            return Err(Failure::Over(ended::IBV_WC_LOC_LEN_ERR));
         }
         self.room(taken, bytes)
     }

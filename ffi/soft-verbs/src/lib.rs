@@ -19,7 +19,7 @@
 //!
 //! * Bytes are in the peer's memory when the request is posted, so that who polls memory in place
 //!   of completions sees them before the wire would have brought them.
-//! * The processor copies, 10 GB/s or so. `bytes=none` leaves long messages where they are.
+//! * The processor copies. `bytes=none` leaves long messages where they are.
 //! * No congestion, no loss, no InfiniBand addresses, no unreliable connections.
 #![allow(unsafe_code)]
 

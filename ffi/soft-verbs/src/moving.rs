@@ -27,7 +27,7 @@ pub enum Failure {
     /// The peer has no receive.
     NoReceive,
     /// It is over, with this status.
-    Local(ended),
+    Over(ended),
 }
 
 impl Failure {
@@ -35,14 +35,14 @@ impl Failure {
         match self {
             Failure::NoAnswer => ended::IBV_WC_RETRY_EXC_ERR,
             Failure::NoReceive => ended::IBV_WC_RNR_RETRY_EXC_ERR,
-            Failure::Local(status) => status,
+            Failure::Over(status) => status,
         }
     }
 
     /// When a request that is tried since this time fails; `None`: never.
     pub fn deadline(self, since: u64, attributes: &ibv_qp_attr) -> Option<u64> {
         match self {
-            Failure::Local(_) => Some(since),
+            Failure::Over(_) => Some(since),
             Failure::NoAnswer if attributes.timeout == 0 => None,
             Failure::NoAnswer => {
                 let one = 4096u64 << attributes.timeout.min(31);
@@ -62,12 +62,12 @@ pub fn carry_out(
     request: &Request,
 ) -> Result<(u32, u64), Failure> {
     if request.bytes > MESSAGE_BYTES_MAX {
-        return Err(Failure::Local(ended::IBV_WC_LOC_LEN_ERR));
+        return Err(Failure::Over(ended::IBV_WC_LOC_LEN_ERR));
     }
     let own = core.process.arena();
     let memory = request
         .memory(own, core.domain)
-        .ok_or(Failure::Local(ended::IBV_WC_LOC_PROT_ERR))?;
+        .ok_or(Failure::Over(ended::IBV_WC_LOC_PROT_ERR))?;
     if let Some(to) = &request.to {
         return Ok(carry_datagram(core, request, to, &memory));
     }
@@ -171,7 +171,7 @@ impl Connection<'_> {
         if queue.armed.load(Ordering::SeqCst) != 0 {
             crate::socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
         }
-        Failure::Local(status)
+        Failure::Over(status)
     }
 
     pub fn receive(&self) -> Option<Taken> {
@@ -344,7 +344,7 @@ impl Connection<'_> {
         self.copy(&one(&mut after), word, 8, true)?;
         let own = libc::pid_t::try_from(std::process::id()).unwrap_or(0);
         moved(own, own, &one(&mut before), memory, true)
-            .map_err(|_| Failure::Local(ended::IBV_WC_LOC_PROT_ERR))
+            .map_err(|_| Failure::Over(ended::IBV_WC_LOC_PROT_ERR))
     }
 
     /// Moves bytes between own memory and the peer's.
@@ -363,7 +363,7 @@ impl Connection<'_> {
             libc::ESRCH => Failure::NoAnswer,
             libc::EPERM => {
                 explain_refusal(to);
-                Failure::Local(ended::IBV_WC_LOC_QP_OP_ERR)
+                Failure::Over(ended::IBV_WC_LOC_QP_OP_ERR)
             }
             // Memory that was registered, and that its owner has unmapped.
             _ => self.bring_down(ibv_event_type::IBV_EVENT_QP_FATAL, ended::IBV_WC_REM_OP_ERR),

@@ -372,7 +372,7 @@ impl Core {
             .store(ibv_qp_state::IBV_QPS_ERR.0, Ordering::Relaxed);
         sending.attributes.qp_state = ibv_qp_state::IBV_QPS_ERR;
         self.flush(sending);
-        if failure == Failure::Local(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR) {
+        if failure == Failure::Over(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR) {
             tell(self.events, ibv_event_type::IBV_EVENT_QP_FATAL, self.number);
         }
     }

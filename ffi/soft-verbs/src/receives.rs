@@ -157,7 +157,6 @@ pub struct Shared {
     pub index: u32,
     /// Among the shared ones.
     pub number: u32,
-    pub domain: u32,
     /// Queue pairs that take from it.
     pub users: AtomicUsize,
 }

@@ -10,7 +10,7 @@ const CONTROL_BYTES: u64 = 4096;
 /// Devices of a host.
 pub const DEVICES_MAX: usize = 8;
 
-const WORDS: &str = "profile=mlx5|mlx4|irdma|qedr|hns|no-srq, rate=NUMBERgbit|mbit, latency=NUMBERus|ns, mtu=256..4096, \
+const WORDS: &str = "profile=mlx5|mlx4|irdma|qedr|small-cq|no-srq, rate=NUMBERgbit|mbit, latency=NUMBERus|ns, mtu=256..4096, \
                      bytes=none|all|NUMBER, devices=1..8, memlock=limit|none, host=NAME|each, net=FOLDER";
 
 /// What the devices of this process are like.

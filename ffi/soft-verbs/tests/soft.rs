@@ -388,7 +388,7 @@ fn a_peer_that_is_killed_does_not_answer() {
 #[test]
 fn a_profile_has_the_limits_of_its_device() {
     for (profile, expected) in [
-        ("hns", "[true, false, true, false] 65535 16383"),
+        ("small-cq", "[true, false, true, false] 65535 16383"),
         ("mlx5", "[true, true, true, true] 4194303 32767"),
         ("irdma", "[true, true, false, false] 1048574 0"),
     ] {

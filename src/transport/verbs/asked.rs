@@ -5,20 +5,25 @@ use super::fabric::Fabric;
 use super::gid::Gid;
 use super::sysfs::{Device, LinkLayer, Port, Tree};
 use linerate_verbs_sys::raw::{ibv_gid_type, ibv_port_attr, ibv_port_state};
-use linerate_verbs_sys::{Context, Devices, LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND};
+use linerate_verbs_sys::{Context, Devices, LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND, Result};
 
 /// All devices that are there: those of the kernel, and then those that only the library knows.
-pub fn devices(library: &Devices, tree: &Tree) -> Vec<Device> {
-    let mut all = tree.devices();
+/// An error if none can be used, because it cannot be opened.
+pub fn devices(library: &Devices, tree: &Tree) -> Result<Vec<Device>> {
+    let (mut all, mut refusal) = (tree.devices(), None);
     for device in library.iter() {
         let name = device.name();
         let is_listed = all.iter().any(|known| known.name == name);
-        // One that cannot be opened is as good as none.
-        if !is_listed && let Ok(context) = device.open() {
-            all.push(asked(&context));
+        match (!is_listed).then(|| device.open()) {
+            Some(Ok(context)) => all.push(asked(&context)),
+            Some(Err(error)) => refusal = Some(error),
+            None => {}
         }
     }
-    all
+    match refusal.filter(|_| all.is_empty()) {
+        Some(error) => Err(error),
+        None => Ok(all),
+    }
 }
 
 /// The GIDs of a device's port that are set now.

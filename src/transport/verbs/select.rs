@@ -30,7 +30,8 @@ pub fn open(
         gid_index: settings.gid_index,
         ..Wish::default()
     };
-    let choice = choose(&asked::devices(&devices, &tree), &wish)?;
+    let known = asked::devices(&devices, &tree).map_err(refused)?;
+    let choice = choose(&known, &wish)?;
     let each = settings.queue_pairs.max(1) as usize;
     if choice.rails.len() * each > RAILS_MAX {
         return Err(unavailable(format!(
@@ -76,7 +77,8 @@ pub fn check(names: &str) -> Result<Choice> {
         node: tree.own_node(),
         ..Wish::default()
     };
-    choose(&asked::devices(&devices, &tree), &wish)
+    let known = asked::devices(&devices, &tree).map_err(refused)?;
+    choose(&known, &wish)
 }
 
 /// What libibverbs knows.

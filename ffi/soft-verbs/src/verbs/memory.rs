@@ -5,12 +5,6 @@ use libc::{c_int, c_uint, c_void};
 use linerate_verbs_sys::raw::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Memory that is registered; C knows its beginning.
-#[repr(C)]
-struct Registered {
-    base: ibv_mr,
-}
-
 /// # Safety
 /// An open device.
 #[unsafe(no_mangle)]
@@ -93,7 +87,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     given(key.map(|key| {
         own.users.fetch_add(1, Ordering::Relaxed);
         let context = opened.context();
-        let base = ibv_mr {
+        Box::new(ibv_mr {
             context,
             pd: domain,
             addr: address,
@@ -101,8 +95,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
             handle: key,
             lkey: key,
             rkey: key,
-        };
-        Box::new(Registered { base })
+        })
     }))
     .cast()
 }
@@ -137,7 +130,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int {
     // SAFETY: it came from a box, and nobody uses it any more.
-    let region = unsafe { Box::from_raw(region.cast::<Registered>()) }.base;
+    let region = unsafe { Box::from_raw(region) };
     // SAFETY: the domain and the device live as long as what was made of them.
     let (opened, domain) = unsafe { (Opened::of(region.context), &*region.pd.cast::<Domain>()) };
     opened.process.deregister(region.lkey);

@@ -207,7 +207,6 @@ pub unsafe extern "C" fn ibv_create_srq(
             process,
             index,
             number,
-            domain: own.number,
             users: AtomicUsize::new(0),
         }))
     });
