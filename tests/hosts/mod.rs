@@ -57,13 +57,12 @@ pub fn rebuild(comm: Communicator) {
     let is_victim = victims.split(',').any(|v| v == comm.rank().to_string());
     let buffer = comm.alloc(20_000).unwrap();
     println!("READY");
-    for round in 0.. {
-        if is_victim && round == 20 {
-            rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
-        }
-        if work::sum(&comm, &buffer, 20_000, round).is_err() {
-            break;
-        }
+    let end = if is_victim { 20 } else { u64::MAX };
+    let failed = |round| work::sum(&comm, &buffer, 20_000, round).is_err();
+    (0..end).find(|&round| failed(round));
+    if is_victim {
+        // Also where another victim's death came first.
+        rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
     }
     let rebuilt = match comm.rebuild() {
         Ok(rebuilt) => rebuilt,

@@ -127,9 +127,9 @@ fn killed(comm: Communicator) {
     let first = count_ranks(&comm, 50_000);
     assert!(first.clone().is_ok_and(|sum| sum == u64::from(ranks)) || first.is_err());
     if victims.contains(&rank) {
-        first.unwrap();
+        // Refused where another victim died before.
         let buffer = comm.alloc::<u64>(100_000).unwrap();
-        let _under_way = comm.start_all_reduce(&buffer, ReduceOp::Sum).unwrap();
+        let _under_way = comm.start_all_reduce(&buffer, ReduceOp::Sum);
         die();
     }
     // What a victim has done before it died may still be enough for the next one; and of what it
