@@ -155,8 +155,9 @@ impl Engine {
     fn end_at_once(&mut self, round: Box<Round>) {
         let sequence = self.numbers.next - 1;
         self.numbers.note(sequence, round.program.signature);
+        let uses_signals = round.program.prepared.uses_signals;
         self.put_away(round);
-        self.retire(sequence);
+        self.retire(sequence, uses_signals);
         if sequence.is_multiple_of(CALLS_PER_POLL) {
             self.poll_events();
         }

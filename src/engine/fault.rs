@@ -475,10 +475,16 @@ impl Engine {
         let of_receive = || self.awaited_by_receive(task);
         let mut missing = round.map_or_else(of_receive, |round| self.driver.awaited(round));
         if missing.is_empty() {
-            let links = &self.driver.links;
-            let is_behind =
-                |&p: &Rank| p != links.rank && links.retired_by(p) == self.numbers.retired_by_all;
-            missing = (0..links.ranks).filter(is_behind).collect();
+            // The operation cannot start before those that have ended least have ended more.
+            let ended = |rank: &Rank| suspect.answers[*rank as usize].as_ref().map(|a| a.ended);
+            let least = self
+                .driver
+                .links
+                .others()
+                .filter_map(|rank| ended(&rank))
+                .min();
+            let is_behind = |rank: &Rank| least.is_some() && ended(rank) == least;
+            missing = self.driver.links.others().filter(is_behind).collect();
         }
         // A rank that answers waits, too: perhaps for ranks that do not answer, for instance
         // because the network between them is cut.

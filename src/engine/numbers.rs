@@ -18,7 +18,11 @@ pub struct Numbers {
     /// Collectives that this rank has retired, without gaps.
     retired: u64,
     is_retired: [bool; OPERATION_SLOTS as usize],
-    /// The count of retired collectives that the peers were last told.
+    /// One more than the latest retired collective that used signals, of each slot and of all: 0
+    /// for none.
+    signalled: [u64; OPERATION_SLOTS as usize],
+    last_signalled: u64,
+    /// The count of retired collectives that the peers were last told, or did not need to be told.
     pub published: u64,
     /// The least retired count of the peers at the last look.
     pub retired_by_all: u64,
@@ -33,6 +37,8 @@ impl Numbers {
             calls: 0,
             retired: 0,
             is_retired: [false; OPERATION_SLOTS as usize],
+            signalled: [0; OPERATION_SLOTS as usize],
+            last_signalled: 0,
             published: 0,
             retired_by_all: 0,
             history: [(u64::MAX, Signature(0)); HISTORY],
@@ -50,28 +56,71 @@ impl Numbers {
         (of == sequence).then_some(signature)
     }
 
-    /// A collective has ended; returns how many have, without gaps.
-    pub fn retire(&mut self, sequence: u64) -> u64 {
-        self.is_retired[(sequence % OPERATION_SLOTS) as usize] = true;
+    /// A collective has ended, which used signals or only messages; returns how many have, without
+    /// gaps.
+    pub fn retire(&mut self, sequence: u64, uses_signals: bool) -> u64 {
+        let slot = (sequence % OPERATION_SLOTS) as usize;
+        if uses_signals {
+            self.signalled[slot] = sequence + 1;
+            self.last_signalled = self.last_signalled.max(sequence + 1);
+        }
+        self.is_retired[slot] = true;
         while std::mem::take(&mut self.is_retired[(self.retired % OPERATION_SLOTS) as usize]) {
             self.retired += 1;
         }
         self.retired
     }
 
-    /// Whether a quarter of the slots has been retired since the peers were last told a count. If
-    /// so, the caller tells them the new one. A peer that is ahead by less than the other slots is
-    /// never held up, and to tell all peers costs a quarter of what it would after every operation.
+    /// Whether a quarter of the slots has been retired since the peers were last told a count, and
+    /// some of it used signals: nobody waits for the end of the others. If so, the caller tells
+    /// them the new one. A peer that is ahead by less than the other slots is never held up, and to
+    /// tell all peers costs a quarter of what it would after every operation.
     pub fn is_publishing_due(&mut self) -> bool {
-        let is_due = self.retired - self.published >= OPERATION_SLOTS / 4;
-        if is_due {
-            self.published = self.retired;
+        if self.retired - self.published < OPERATION_SLOTS / 4 {
+            return false;
         }
-        is_due
+        let is_needed = self.last_signalled > self.published;
+        self.published = self.retired;
+        is_needed
     }
 
     /// Whether all peers are known to have retired what used the slot of this collective.
     pub fn is_slot_free(&self, sequence: u64) -> bool {
-        self.retired_by_all.saturating_add(OPERATION_SLOTS) > sequence
+        self.signalled[(sequence % OPERATION_SLOTS) as usize] <= self.retired_by_all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_told_of_signals_and_slots_wait_for_them_alone() {
+        let mut numbers = Numbers::new();
+        for sequence in 0..100 {
+            numbers.retire(sequence, false);
+            assert!(!numbers.is_publishing_due() && numbers.is_slot_free(sequence + 1));
+        }
+        let mut told = 0;
+        for sequence in 100..116 {
+            numbers.retire(sequence, sequence == 101);
+            told += u64::from(numbers.is_publishing_due());
+        }
+        assert_eq!((told, numbers.published), (1, 116));
+        // Its slot, after 16 others.
+        let is_free = |numbers: &Numbers| [116, 117, 118].map(|next| numbers.is_slot_free(next));
+        assert_eq!(is_free(&numbers), [true, false, true]);
+        numbers.retired_by_all = 102;
+        assert_eq!(is_free(&numbers), [true; 3]);
+    }
+
+    #[test]
+    fn what_is_retired_out_of_order_is_told_once_it_has_no_gap_before_it() {
+        let mut numbers = Numbers::new();
+        numbers.retire(5, true);
+        assert!(!numbers.is_publishing_due());
+        assert_eq!((0..5).map(|n| numbers.retire(n, false)).last(), Some(6));
+        assert!(numbers.is_publishing_due());
+        assert_eq!(numbers.published, 6);
     }
 }

@@ -232,7 +232,7 @@ impl Engine {
             false => Vec::new(),
         };
         if let Some(sequence) = round.sequence() {
-            self.retire(sequence);
+            self.retire(sequence, round.program.prepared.uses_signals);
             if self.undecided == Some(sequence) {
                 self.undecided = None;
             }
@@ -280,8 +280,8 @@ impl Engine {
 
     /// A collective round has ended here: its flag lines and windows may be used again once all
     /// ranks say so.
-    pub(super) fn retire(&mut self, sequence: u64) {
-        self.driver.retired = self.numbers.retire(sequence);
+    pub(super) fn retire(&mut self, sequence: u64, uses_signals: bool) {
+        self.driver.retired = self.numbers.retire(sequence, uses_signals);
         if self.numbers.is_publishing_due() {
             self.publishing.to.clear();
             self.publishing.to.extend(self.driver.links.others());

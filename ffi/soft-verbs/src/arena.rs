@@ -104,6 +104,22 @@ pub struct Queue {
     pub armed: AtomicU32,
     pub is_overrun: AtomicU32,
     pub channel: SocketName,
+    /// 1: the channel was woken, and has not looked since.
+    pub is_woken: AtomicU32,
+}
+
+impl Queue {
+    /// Wakes the channel, unless it was woken since its last look.
+    pub fn wake(&self) {
+        if self.is_woken.swap(1, Ordering::SeqCst) == 0 {
+            crate::socket::send(self.channel.load(Ordering::Relaxed), &[1]);
+        }
+    }
+
+    /// The channel looks: what comes from now on wakes it again.
+    pub fn note_look(&self) {
+        self.is_woken.store(0, Ordering::SeqCst);
+    }
 }
 
 /// A completion.

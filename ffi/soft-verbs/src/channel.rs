@@ -111,7 +111,7 @@ pub fn add(arena: &Arena, index: u32, entry: &Entry) -> bool {
         _ => true,
     };
     if is_wanted {
-        socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+        queue.wake();
     }
     !is_full
 }
@@ -143,6 +143,7 @@ impl Queue {
         queue.ring.store(ring, Ordering::Relaxed);
         queue.armed.store(0, Ordering::Relaxed);
         queue.is_overrun.store(0, Ordering::Relaxed);
+        queue.note_look();
         // SAFETY: null, or a channel that lives.
         let socket = unsafe { channel.as_ref() }.map_or(0, |channel| channel.socket.name);
         queue.channel.store(socket, Ordering::Relaxed);
@@ -194,7 +195,7 @@ impl Queue {
         self.waiting.store(inner.heap.len(), Ordering::Release);
         drop(inner);
         if is_armed {
-            socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+            queue.wake();
         }
     }
 
@@ -291,7 +292,7 @@ impl Queue {
         // Who sleeps has to look again by the clock.
         let queue = self.process.arena().queue(self.index);
         if is_news && queue.armed.load(Ordering::Relaxed) != 0 {
-            socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+            queue.wake();
         }
     }
 
@@ -306,18 +307,21 @@ impl Queue {
         });
         let value = 1 + u32::from(solicited_only);
         let queue = self.process.arena().queue(self.index);
+        // A peer may have been killed while it woke the channel.
+        queue.note_look();
         queue.armed.store(value, Ordering::SeqCst);
         let is_early = queue.added.load(Ordering::SeqCst) != queue.fetched.load(Ordering::Relaxed);
         let waits = inner.heap.iter().any(|waiting| waiting.entry.due != 0);
         drop(inner);
         // Who waits on the channel sets its timer then.
         if is_early || waits || self.has_stalled.load(Ordering::Acquire) {
-            socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+            queue.wake();
         }
     }
 
     /// Whether the event that was asked for has come; else when to look again.
     fn take_event(&self, time: u64) -> Result<(), u64> {
+        self.process.arena().queue(self.index).note_look();
         self.advance();
         let mut inner = self.inner.lock().unwrap();
         let Some(armed) = inner.armed else {

@@ -169,7 +169,7 @@ impl Connection<'_> {
             .arena
             .queue(self.remote.queue.load(Ordering::Relaxed));
         if queue.armed.load(Ordering::SeqCst) != 0 {
-            crate::socket::send(queue.channel.load(Ordering::Relaxed), &[1]);
+            queue.wake();
         }
         Failure::Over(status)
     }

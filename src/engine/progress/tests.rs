@@ -1,6 +1,7 @@
 //! Steps follow each other, complete and start as the order rules say: each test is for one rule.
 
 use super::*;
+use crate::limits::CHUNKS_IN_FLIGHT;
 use crate::schedule::{BufferId, Builder, Extent, Range};
 
 const COUNT: Count<'static> = Count {
@@ -108,12 +109,13 @@ fn a_step_completes_only_after_everything_it_depends_on() {
 #[test]
 fn chunks_complete_in_any_order_and_count_without_gaps() {
     let mut run = StepProgress {
-        chunks_posted: 4,
+        chunks_posted: CHUNKS_IN_FLIGHT,
         ..StepProgress::default()
     };
     assert!(!run.has_chunk_credit());
     assert_eq!(run.complete_chunk(2), 0);
     assert_eq!(run.complete_chunk(0), 1);
     assert_eq!(run.complete_chunk(1), 3);
+    assert!(run.has_chunk_credit());
     assert_eq!(run.complete_chunk(3), 4);
 }

@@ -11,6 +11,9 @@ pub const AT_ONCE_MAX: usize = 16;
 /// Of words without a position, one in this many makes a completion: half of those that may be
 /// under way.
 const WORDS_PER_SIGNAL: u64 = AT_ONCE_MAX as u64 / 2;
+/// A post of at least this many bytes makes a completion of its own, so that the next one follows
+/// while the wire is still busy with those behind it: 64 KiB take 5 us at 100 Gbit/s.
+const TOLD_BYTES_MIN: u64 = 64 << 10;
 
 /// What follows from the confirmation of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +139,7 @@ impl Link {
         debug_assert!(self.has_room());
         let bytes = local.map_or(0, |segment| u64::from(segment.len_bytes()));
         self.since_signal += 1;
-        let is_signaled = self.since_signal >= self.signal_every;
+        let is_signaled = self.since_signal >= self.signal_every || bytes >= TOLD_BYTES_MIN;
         if is_signaled {
             self.since_signal = 0;
         }

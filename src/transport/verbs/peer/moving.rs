@@ -16,6 +16,17 @@ use crate::transport::{Atomic, Outcome, PostError};
 use linerate_verbs_sys::{Local, Operation};
 use std::sync::Arc;
 
+/// What follows where a piece of a transfer was to be posted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Its next piece.
+    Piece,
+    /// Another transfer: this one has nothing to post now.
+    Other,
+    /// Nothing: no rail has room.
+    NoRoom,
+}
+
 impl Peer {
     /// Finds the peer's region of a put or get; asks the peer where it is not known.
     pub(super) fn resolve(&mut self, id: u64, shared: &mut Shared) {
@@ -146,21 +157,27 @@ impl Peer {
             let Some(id) = self.transfers.pop_first() else {
                 return;
             };
-            while self.queue_piece(id, shared) {}
-            if self
-                .transfers
-                .get(id)
-                .is_some_and(|transfer| !transfer.waits())
-            {
-                self.transfers.enqueue(id);
+            let mut has_moved = false;
+            let next = loop {
+                match self.queue_piece(id, shared) {
+                    Next::Piece => has_moved = true,
+                    next => break next,
+                }
+            };
+            let has_more = self.transfers.get(id).is_some_and(|t| !t.waits());
+            match next == Next::NoRoom && !has_moved {
+                // The others would find none either, and there may be a thousand.
+                true => return self.transfers.enqueue_first(id),
+                false if has_more => self.transfers.enqueue(id),
+                false => {}
             }
         }
     }
 
-    /// Posts one piece or the end; false: not now.
-    fn queue_piece(&mut self, id: u64, shared: &mut Shared) -> bool {
+    /// Posts one piece or the end.
+    fn queue_piece(&mut self, id: u64, shared: &mut Shared) -> Next {
         let Some(transfer) = self.transfers.get(id).filter(|t| t.target.is_some()) else {
-            return false;
+            return Next::Other;
         };
         let lead = self.pair.lead();
         let others = |at: usize| at != lead && transfer.under_way[at] > 0;
@@ -171,9 +188,12 @@ impl Peer {
             if is_end {
                 self.push_end(id, (transfer.total, 0), shared);
             }
-            return false;
+            return Next::Other;
         }
-        let window = window_bytes(u64::from(shared.settings.chunk_bytes));
+        let count = self.pair.links().count();
+        let most = u64::from(shared.settings.chunk_bytes);
+        let bytes_max = piece_bytes(transfer.total, count, most);
+        let window = window_bytes(bytes_max, most);
         let has_room = |link: &&Link| {
             link.has_room() && link.pieces < PIECES_UNDER_WAY && link.outstanding_bytes < window
         };
@@ -183,22 +203,19 @@ impl Peer {
         let open = open.filter(|link| !is_bound || link.rail == lead);
         let rail = choose_rail(open.map(|link| (link.rail, link.outstanding_bytes)));
         let Some(rail) = rail else {
-            return false;
+            return Next::NoRoom;
         };
-        let count = self.pair.links().count();
-        let most = u64::from(shared.settings.chunk_bytes);
-        let bytes_max = piece_bytes(transfer.total, count, most);
         let Some((offset, bytes, is_last)) = transfer.pieces.peek(bytes_max) else {
-            return false;
+            return Next::Other;
         };
         if is_last && can_end && rail == lead {
             self.take(id, bytes);
             self.push_end(id, (offset, bytes), shared);
-            return false;
+            return Next::Other;
         }
         self.take(id, bytes);
         self.queue_one(id, rail, (offset, bytes), shared);
-        true
+        Next::Piece
     }
 
     fn take(&mut self, id: u64, bytes: u64) {
