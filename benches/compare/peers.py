@@ -10,6 +10,8 @@ SOURCES = pathlib.Path(__file__).resolve().parent.parent / "peers"
 SPEED = SOURCES.parent.parent / "ffi" / "capi" / "benches" / "speed.c"
 # Debian's own interpreter is the one that sees python3-torch.
 TORCH_PYTHON = "/usr/bin/python3"
+# The compiler and its flags.
+ROOFLINE = ("cc", ["-O3", "-march=native", "-pthread"])
 
 
 def build(folder):
@@ -17,7 +19,7 @@ def build(folder):
     folder.mkdir(parents=True, exist_ok=True)
     tools, missing = {}, []
     compilers = {
-        "roofline": ("roofline", "cc", ["-O3", "-march=native", "-pthread"], "gcc"),
+        "roofline": ("roofline", *ROOFLINE, "gcc"),
         "cacheline": ("cacheline", "cc", ["-O2"], "gcc"),
         "allreduce_mpi": ("allreduce_mpi", first_found("mpicc.openmpi"), ["-O3"], "openmpi-bin libopenmpi-dev"),
         "allreduce_mpich": ("allreduce_mpi", first_found("mpicc.mpich"), ["-O3"], "mpich libmpich-dev"),
@@ -26,13 +28,11 @@ def build(folder):
         if compiler is None or shutil.which(compiler) is None:
             missing.append(f"{name}: no compiler for it (Debian: apt-get install {packages})")
             continue
-        target = folder / name
-        argv = [compiler, *flags, str(SOURCES / f"{source}.c"), "-o", str(target)]
-        done = subprocess.run(argv, capture_output=True, text=True)
-        if done.returncode == 0:
-            tools[name] = str(target)
+        why_not = compile_to(folder / name, source, compiler, flags)
+        if why_not:
+            missing.append(f"{name}: {why_not}")
         else:
-            missing.append(f"{name}: {' '.join(argv)}: {done.stderr.strip()}")
+            tools[name] = str(folder / name)
     # The C interface, which tools/speed has installed there, and the example that has the same loops.
     c, example = folder / "c", folder.parent / "release" / "examples" / "speed"
     target = folder / "capi_speed"
@@ -77,6 +77,13 @@ def build(folder):
     else:
         missing.append("the backend of torch: no torch (Debian: apt-get install python3-torch; or tools/test --torch current)")
     return tools, missing
+
+
+def compile_to(target, source, compiler, flags):
+    """Why a program of this folder cannot be compiled; empty where it was."""
+    argv = [compiler, *flags, str(SOURCES / f"{source}.c"), "-o", str(target)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    return "" if done.returncode == 0 else f"{' '.join(argv)}: {done.stderr.strip()}"
 
 
 def first_found(*names):

@@ -1,7 +1,8 @@
 """linerate on a modelled wire (`tools/speed --wire`): soft-verbs gives completions when a wire of the chosen rate would have
-brought them, and the row says which share of its payload linerate uses.
+brought them, and the row says which share of its payload linerate uses. An allreduce adds, too: its limit is the wire or
+what the cores add, the lesser of the two.
 
-Above 4096 bytes nothing is moved (`bytes=none`), so that a row shows what linerate's own work allows; its twin at 25 Gbit/s
+Above 8192 bytes nothing is moved (`bytes=none`), so that a row shows what linerate's own work allows; its twin at 25 Gbit/s
 moves and checks every byte. Two processes of this machine share it: a core each, or less where others run.
 
 Read first: ffi/soft-verbs/README.md.
@@ -12,6 +13,7 @@ import os
 import pathlib
 import subprocess
 
+import peers
 import table
 from rows import KIB, MIB, describe_size
 
@@ -21,6 +23,8 @@ LATENCY = "2us"
 # Least shares of the wire's payload by its rate in Gbit/s.
 SHARE_MIN = {25: 0.9, 100: 0.98, 200: 0.98, 400: 0.95}
 GATHER_MIN = {100: 0.95, 200: 0.9}
+# Of the wire, or of what the cores add, if that is less.
+ALLREDUCE_MIN = 0.9
 TIMEOUT = 120
 
 
@@ -44,13 +48,14 @@ def perf(test, rate, size, is_moved=False):
 def gather(collective, rate, size):
     arguments = ["bench", collective, "--ranks", "2", "-b", str(size), "-e", str(size), "--memory", "registered", "--no-rotate"]
     arguments += ["--placement", "in-place"]
-    return case(collective, rate, size, arguments, GATHER_MIN.get(rate), "busbw", False)
+    wanted = ALLREDUCE_MIN if collective == "allreduce" else GATHER_MIN.get(rate)
+    return case(collective, rate, size, arguments, wanted, "busbw", False)
 
 
 CASES = [
     *(perf(test, rate, size) for rate in (100, 200, 400) for test in ("write_bw", "send_bw", "read_bw") for size in (64 * KIB, MIB)),
     perf("write_bw", 25, MIB, True),
-    *(gather(collective, rate, 64 * MIB) for rate in GATHER_MIN for collective in ("all-gather", "broadcast")),
+    *(gather(collective, rate, 64 * MIB) for rate in GATHER_MIN for collective in ("all-gather", "broadcast", "allreduce")),
 ]
 
 
@@ -60,15 +65,31 @@ def payload(rate, size):
     return rate / 8 * size / (size + packets * PACKET_BYTES + MESSAGE_BYTES)
 
 
+def add_rate(roofline, size):
+    """The bandwidth in GB/s of an allreduce of two ranks that only adds: each core adds half of a buffer to another."""
+    done = subprocess.run([str(roofline), "1", "2", str(size)], capture_output=True, text=True, check=True, timeout=TIMEOUT)
+    return size / float(done.stdout.split()[-1]) / 1e3
+
+
 def measure(linerate, rounds, wanted, tell):
     """The best of the rounds of each case."""
     library = pathlib.Path(linerate).resolve().parent / "libsoft_verbs.so"
     if not library.exists():
         return [], [f"{library} is missing: cargo build --release --workspace"]
     cases = [one for one in CASES if wanted(one["name"])]
+    sizes = {one["size"] for one in cases if is_sum(one)}
+    roofline = library.parent.parent / "peers" / "roofline"
+    if sizes:
+        roofline.parent.mkdir(parents=True, exist_ok=True)
+        why_not = peers.compile_to(roofline, "roofline", *peers.ROOFLINE)
+        if why_not:
+            return [], [why_not]
     found = {one["name"]: [] for one in cases}
     failures = {one["name"]: [] for one in cases}
+    sums = {size: 0.0 for size in sizes}
     for number in range(rounds):
+        for size in sizes:
+            sums[size] = max(sums[size], add_rate(roofline, size))
         for one in cases:
             tell(f"round {number + 1} of {rounds}: {one['name']}")
             own = {
@@ -81,18 +102,24 @@ def measure(linerate, rounds, wanted, tell):
                 found[one["name"]].append(json.loads(done.stdout)["results"][0][one["key"]])
             except (ValueError, KeyError, IndexError, TypeError):
                 failures[one["name"]].append((done.stderr.strip() or done.stdout.strip())[-300:])
-    return [judge(one, found[one["name"]], failures[one["name"]]) for one in cases], []
+    return [judge(one, found[one["name"]], failures[one["name"]], sums.get(one["size"])) for one in cases], []
 
 
-def judge(one, values, failures):
+def is_sum(one):
+    return one["arguments"][1] == "allreduce"
+
+
+def judge(one, values, failures, sums=None):
     limit = payload(one["rate"], one["size"])
+    if is_sum(one) and sums:
+        limit = min(limit, sums)
     ours = max(values, default=None)
     share = ours / limit if ours else None
     met = None if share is None or one["wanted"] is None else share >= one["wanted"]
     return {
         "name": one["name"],
         "ours": ours,
-        "wire": limit,
+        "limit": limit,
         "share": share,
         "share_min": one["wanted"],
         "met": met,
@@ -103,10 +130,10 @@ def judge(one, values, failures):
 def build(results):
     """The table, and what failed."""
     number = lambda value: "-" if value is None else f"{value:.2f}"
-    rows = [("modelled wire", "GB/s", "payload of the wire", "share", "wanted", "met")]
+    rows = [("modelled wire", "GB/s", "limit", "share", "wanted", "met")]
     for result in results:
         met = {True: "yes", False: "NO", None: "-"}[result["met"]]
-        rows.append((result["name"], *(number(result[key]) for key in ("ours", "wire", "share", "share_min")), met))
+        rows.append((result["name"], *(number(result[key]) for key in ("ours", "limit", "share", "share_min")), met))
     lines = table.align(rows)
     lines.insert(1, "-" * len(lines[0]))
     for result in results:

@@ -3,7 +3,7 @@
  *
  * The loops are the compiler's (-O3 -march=native). A time is the median of a thread's iterations, and that of the slowest
  * thread: an iteration in which a thread lost its core says nothing of memory.
- * usage: roofline RANKS THREADS BYTES...    (RANKS 2 or 4)
+ * usage: roofline RANKS THREADS BYTES...    (RANKS 2 or 4; 1: of a rank that adds one buffer to another, as rings do)
  * prints per size: roofline BYTES RANKS US
  * One set of pages per run, as a program that is compared with it has: how pages fall into a cache that others share is luck,
  * and of runs in turns the best of either side counts.
@@ -44,6 +44,10 @@ static void add2(float *restrict a, float *restrict b, size_t n) {
   }
 }
 
+static void add1(float *restrict a, const float *restrict b, size_t n) {
+  for (size_t i = 0; i < n; i++) a[i] += b[i];
+}
+
 static void add4(float *restrict a, float *restrict b, float *restrict c, float *restrict d, size_t n) {
   for (size_t i = 0; i < n; i++) {
     float sum = ((a[i] + b[i]) + c[i]) + d[i];
@@ -63,7 +67,9 @@ static void *part(void *argument) {
   for (int k = 0; k < iterations; k++) {
     float *a = buffers[0] + from, *b = buffers[1] + from;
     double start = now();
-    if (ranks == 2)
+    if (ranks == 1)
+      add1(a, b, to - from);
+    else if (ranks == 2)
       add2(a, b, to - from);
     else
       add4(a, b, buffers[2] + from, buffers[3] + from, to - from);
@@ -75,7 +81,8 @@ static void *part(void *argument) {
 }
 
 static double run(size_t bytes) {
-  for (int r = 0; r < ranks; r++) {
+  int used = ranks == 1 ? 2 : ranks;
+  for (int r = 0; r < used; r++) {
     buffers[r] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (buffers[r] == MAP_FAILED) {
       perror("roofline: mmap");
@@ -91,7 +98,7 @@ static double run(size_t bytes) {
     }
   part((void *)0);
   for (int t = 1; t < threads; t++) pthread_join(others[t], NULL);
-  for (int r = 0; r < ranks; r++) munmap(buffers[r], bytes);
+  for (int r = 0; r < used; r++) munmap(buffers[r], bytes);
   double seconds = 0;
   for (int t = 0; t < threads; t++) {
     qsort(times[t], (size_t)iterations, sizeof(double), compare);
@@ -104,8 +111,8 @@ static double run(size_t bytes) {
 int main(int argc, char **argv) {
   ranks = argc > 1 ? atoi(argv[1]) : 0;
   threads = argc > 2 ? atoi(argv[2]) : 0;
-  if ((ranks != 2 && ranks != 4) || threads < 1 || threads > THREADS_MAX) {
-    fprintf(stderr, "usage: roofline 2|4 THREADS(1 to %d) BYTES...\n", THREADS_MAX);
+  if ((ranks != 1 && ranks != 2 && ranks != 4) || threads < 1 || threads > THREADS_MAX) {
+    fprintf(stderr, "usage: roofline 1|2|4 THREADS(1 to %d) BYTES...\n", THREADS_MAX);
     return 2;
   }
   for (int t = 0; t < threads; t++)

@@ -62,6 +62,7 @@ pub struct Driver {
     pub retired: u64,
     /// The longest message whose source need not be registered.
     inline_bytes: usize,
+    chunks_in_flight: u32,
     /// Copies of unregistered memory that are being sent.
     bounced: Vec<Bounced>,
     pub links: Links,
@@ -90,6 +91,7 @@ impl Driver {
             pair_heads: vec![0; links.ranks as usize],
             tagged_heads: vec![0; links.ranks as usize],
             inline_bytes: links.transport.capabilities().inline_bytes,
+            chunks_in_flight: links.transport.capabilities().chunks_in_flight,
             links,
             pool,
             bounced: Vec::new(),

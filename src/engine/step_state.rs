@@ -3,7 +3,7 @@
 //!
 //! [`Prepared`]: super::Prepared
 
-use crate::limits::{CHUNKS_IN_FLIGHT, RANKS_MAX};
+use crate::limits::RANKS_MAX;
 use crate::schedule::StepId;
 
 /// Stands for no step or no span. The number of every step and span is below this and [`MORE`].
@@ -85,10 +85,10 @@ impl Default for StepProgress {
 }
 
 impl StepProgress {
-    /// Whether another chunk may be posted.
+    /// Whether another chunk may be posted where this many may be under way.
     #[inline]
-    pub fn has_chunk_credit(&self) -> bool {
-        self.chunks_posted - self.chunks_done < CHUNKS_IN_FLIGHT
+    pub fn has_chunk_credit(&self, in_flight: u32) -> bool {
+        self.chunks_posted - self.chunks_done < in_flight
     }
 
     /// Chunk `chunk` has completed; returns how many have without gaps.

@@ -21,7 +21,7 @@ const _: () = assert!(crate::limits::TAGGED_UNMATCHED < 1 << (TAGGED_NUMBER_BITS
 const _: () = assert!(CHUNK_BITS + MESSAGE_BITS + SEQUENCE_BITS <= KIND_SHIFT);
 // A ring sends 2 (P - 1) messages to one peer.
 const _: () = assert!(2 * crate::limits::RANKS_MAX <= 1 << MESSAGE_BITS);
-const _: () = assert!(crate::limits::CHUNKS_IN_FLIGHT < 1 << CHUNK_BITS);
+const _: () = assert!(crate::limits::CHUNKS_IN_FLIGHT_GRANTED < 1 << CHUNK_BITS);
 
 /// The tag of a chunk of a message of a collective. Each number wraps, but far beyond what can be
 /// under way at once.

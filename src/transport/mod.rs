@@ -159,6 +159,8 @@ pub struct Capabilities {
     /// Unmatched messages of one class of tags that a peer will hold for this rank; more are
     /// answered with WouldBlock.
     pub messages_per_peer: u32,
+    /// Chunks of one message that the engine keeps under way, at most 8.
+    pub chunks_in_flight: u32,
     /// Largest message.
     pub message_bytes_max: usize,
     /// Regions may be in device memory.

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 /// The environment variable.
 pub const VARIABLE: &str = "SOFT_VERBS";
-/// What `bytes=none` still moves: what programs tell each other about the bytes that are not moved.
-const CONTROL_BYTES: u64 = 4096;
+/// What `bytes=none` still moves: what programs tell each other about the bytes that are not moved,
+/// with headers around a page.
+const CONTROL_BYTES: u64 = 8192;
 /// Devices of a host.
 pub const DEVICES_MAX: usize = 8;
 
@@ -130,7 +131,7 @@ mod tests {
         let settings = Settings::parse(text, "b").unwrap();
         assert_eq!(settings.gigabits, Some(100.0));
         assert_eq!((settings.latency_ns, settings.mtu_bytes), (2000, 1024));
-        assert_eq!((settings.bytes_max, settings.devices), (4096, 2));
+        assert_eq!((settings.bytes_max, settings.devices), (8192, 2));
         assert_eq!((settings.profile.name, &*settings.host), ("mlx4", "a"));
         assert_eq!(Settings::parse("", "b").unwrap().host, "b");
         assert_eq!(

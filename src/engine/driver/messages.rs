@@ -29,7 +29,7 @@ impl Driver {
             let run = round.progress.run(step);
             let (len, chunk, chunks_done) = (run.len, run.chunks_posted, run.chunks_done);
             let is_all = chunk == plan.chunks(len, per_chunk);
-            if is_all || !run.has_chunk_credit() {
+            if is_all || !run.has_chunk_credit(self.chunks_in_flight) {
                 return Ok(Ran::Part);
             }
             let is_send = plan.kind == StepKind::Send;

@@ -112,10 +112,10 @@ fn chunks_complete_in_any_order_and_count_without_gaps() {
         chunks_posted: CHUNKS_IN_FLIGHT,
         ..StepProgress::default()
     };
-    assert!(!run.has_chunk_credit());
+    assert!(!run.has_chunk_credit(CHUNKS_IN_FLIGHT));
     assert_eq!(run.complete_chunk(2), 0);
     assert_eq!(run.complete_chunk(0), 1);
     assert_eq!(run.complete_chunk(1), 3);
-    assert!(run.has_chunk_credit());
+    assert!(run.has_chunk_credit(CHUNKS_IN_FLIGHT));
     assert_eq!(run.complete_chunk(3), 4);
 }

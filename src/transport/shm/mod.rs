@@ -40,7 +40,7 @@ use super::{
     RemoteRange, Rma, Signals, Transport, WaitSource, tag_class,
 };
 use crate::error::{Error, Result};
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::limits::{CHUNKS_IN_FLIGHT, INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{ProcessMark, Region, RegionKey, View};
 use crate::prng::mix;
 use crate::time::Time;
@@ -119,6 +119,7 @@ impl ShmTransport {
                 ordered: true,
                 inline_bytes: INLINE_BYTES_MAX,
                 messages_per_peer: MESSAGES_PER_PEER,
+                chunks_in_flight: CHUNKS_IN_FLIGHT,
                 message_bytes_max: usize::MAX,
                 device_memory: false,
                 rails: 1,

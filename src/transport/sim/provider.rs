@@ -4,7 +4,7 @@ use super::options::SimOptions;
 use super::posting::MESSAGE_BYTES_MAX;
 use super::state::{Cause, Happening, State};
 use crate::error::{Error, Result};
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::limits::{CHUNKS_IN_FLIGHT, INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{
@@ -46,6 +46,7 @@ impl SimTransport {
                 ordered: false,
                 inline_bytes: INLINE_BYTES_MAX,
                 messages_per_peer: MESSAGES_PER_PEER,
+                chunks_in_flight: CHUNKS_IN_FLIGHT,
                 message_bytes_max: MESSAGE_BYTES_MAX,
                 device_memory: false,
                 rails: 1,

@@ -61,7 +61,7 @@ use super::sleeping::{new_eventfd, readable_with};
 use super::{Address, Capabilities, Event, Transport};
 use crate::config::{TcpSettings, tls_without_secret};
 use crate::error::{Error, Result};
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
+use crate::limits::{CHUNKS_IN_FLIGHT, INLINE_BYTES_MAX, MESSAGES_PER_PEER, RANKS_MAX};
 use crate::time::Time;
 use crate::types::Rank;
 use crate::wire::{JobKey, Limits};
@@ -417,6 +417,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
         ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,
+        chunks_in_flight: CHUNKS_IN_FLIGHT,
         message_bytes_max: TOTAL_BYTES_MAX as usize,
         device_memory: false,
         rails: settings.rails,

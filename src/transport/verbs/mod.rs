@@ -77,7 +77,7 @@ use super::sleeping::readable_with;
 use super::{Capabilities, Event, Transport, WaitSource};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
-use crate::limits::{INLINE_BYTES_MAX, MESSAGES_PER_PEER};
+use crate::limits::{CHUNKS_IN_FLIGHT_GRANTED, INLINE_BYTES_MAX, MESSAGES_PER_PEER};
 use crate::memory::Region;
 use crate::prng::Prng;
 use crate::types::Rank;
@@ -435,6 +435,7 @@ fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
         ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,
+        chunks_in_flight: CHUNKS_IN_FLIGHT_GRANTED,
         message_bytes_max: TOTAL_BYTES_MAX as usize,
         device_memory: false,
         rails,
