@@ -37,8 +37,8 @@ pub const CHUNK_BYTES_TCP: usize = 512 * 1024;
 pub const CHUNKS_IN_FLIGHT: u32 = 4;
 
 /// As many where a chunk is offered, granted and moved, and each of the three may wait behind a
-/// chunk that goes the same way: two each, and two for jitter. An all-gather of 64 MiB by 2 ranks at
-/// 100 Gbit/s uses 0.98 of the wire with 8, and half of it with 4 (`tools/speed --wire`).
+/// chunk that goes the same way: two each, and two for jitter. An all-gather of 64 MiB by 2 ranks
+/// at 100 Gbit/s uses 0.98 of the wire with 8, and half of it with 4 (`tools/speed --wire`).
 pub const CHUNKS_IN_FLIGHT_GRANTED: u32 = 8;
 
 /// Messages to one peer that may be unconsumed at once. The older half is kept for the oldest
