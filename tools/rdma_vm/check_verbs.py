@@ -202,6 +202,10 @@ class SoftVerbs(Common, unittest.TestCase):
     def test_messages_that_are_cut_on_two_paths(self):
         self.assertIn("1 passed", self.check(f"{BUILT['verbs']} --nocapture faults::a_message_that_is_cut", devices=2))
 
+    def test_perf_takes_the_library_that_is_named(self):
+        out = self.check(f"{BUILT['linerate']} perf write_bw --local -s 64K -n 100 && {BUILT['linerate']} perf write_bw --local -n 10 --transport shm")
+        self.assertEqual([out.count(f"Transport: {name} ") for name in ("verbs", "shm")], [1, 1], out)
+
     def test_profiles(self):
         """Conformance on every device."""
         for profile in ("mlx4", "irdma", "qedr", "small-cq", "no-srq"):

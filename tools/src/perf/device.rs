@@ -186,6 +186,11 @@ pub fn transport_kind(name: &str) -> &str {
 pub fn config(args: &PerfArgs) -> Result<Config, String> {
     let mut config = args.pair.job.config()?;
     args.device.apply(&mut config)?;
+    // Who names a library of verbs measures what it serves.
+    let names_library = std::env::var_os("LINERATE_IBVERBS_LIB").is_some();
+    if names_library && config.transport == "auto" && !config.tcp.has_tls {
+        config.transport = VERBS.into();
+    }
     Ok(config)
 }
 
