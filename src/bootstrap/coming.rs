@@ -3,11 +3,13 @@
 
 use super::identity::HostIdentity;
 use crate::error::{Error, Result};
-use crate::transport::{Agreed, Fabric, Offer};
+use crate::transport::{Agreed, Fabric, Lack, Offer};
 use std::net::{IpAddr, SocketAddr};
 
 /// Longest reason that a rank tells another.
 const REASON_CHARS_MAX: usize = 200;
+/// What stands before the reason of a rank that has no fabric: without and with a device.
+const LACKS: [u8; 2] = [0, u8::MAX];
 /// Longest frame of a rank that comes or is to go: four bytes a character of the reason, and less
 /// than 200 for the rest.
 pub(super) const FRAME_BYTES_MAX: usize = 4 * REASON_CHARS_MAX + 200;
@@ -101,15 +103,15 @@ impl Coming {
         bytes.extend(self.fingerprint.to_le_bytes());
         bytes.extend(self.port.to_le_bytes());
         bytes.extend(self.user.to_le_bytes());
-        // The fabric's number, or 0 and why there is none.
+        // The fabric's number, or why there is none.
         match &self.offer {
             Ok(fabric) => {
                 let at = Fabric::ALL.iter().position(|one| one == fabric);
                 bytes.push(1 + at.expect("all are there") as u8);
             }
-            Err(why) => {
-                bytes.push(0);
-                let why: String = why.chars().take(REASON_CHARS_MAX).collect();
+            Err(lack) => {
+                bytes.push(LACKS[usize::from(lack.has_device)]);
+                let why: String = lack.why.chars().take(REASON_CHARS_MAX).collect();
                 bytes.extend(why.as_bytes());
             }
         }
@@ -125,7 +127,10 @@ impl Coming {
             .ok_or_else(malformed)?;
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let offer = match more {
-            [0, why @ ..] => Err(String::from_utf8_lossy(why).into_owned()),
+            [kind, why @ ..] if LACKS.contains(kind) => Err(Lack {
+                why: String::from_utf8_lossy(why).into_owned(),
+                has_device: *kind == LACKS[1],
+            }),
             [number] => {
                 let found = Fabric::ALL.get(usize::from(*number) - 1);
                 Ok(*found.ok_or_else(malformed)?)

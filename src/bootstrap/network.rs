@@ -307,7 +307,7 @@ fn local_rank(come: &[Coming], rank: Rank) -> u32 {
 /// What this rank's devices can do, if that is asked for.
 fn own_offer(place: &Place, config: &Config) -> Offer {
     if !matches!(config.transport.as_str(), "auto" | "router") {
-        return Err(format!("transport {} was asked for", config.transport));
+        return Err(format!("transport {} was asked for", config.transport).into());
     }
     let options = Options {
         tcp: config.tcp.clone(),

@@ -4,7 +4,7 @@ use super::super::coming::FRAME_BYTES_MAX;
 use super::super::contact::CONTACT_BYTES_MAX;
 use super::*;
 use crate::config::{JobSettings, Secret};
-use crate::transport::Fabric;
+use crate::transport::{Fabric, Lack};
 use crate::wait::Clock;
 use std::time::Duration;
 
@@ -122,11 +122,18 @@ fn coming() -> Coming {
 fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
     let coming = coming();
     assert_eq!(Coming::parse(&coming.emit()).unwrap(), coming);
-    let without = Coming {
-        offer: Err("no device".into()),
+    let without = |has_device| Coming {
+        offer: Err(Lack {
+            why: "no device".into(),
+            has_device,
+        }),
         ..coming.clone()
     };
-    assert_eq!(Coming::parse(&without.emit()).unwrap(), without);
+    for has_device in [false, true] {
+        let without = without(has_device);
+        assert_eq!(Coming::parse(&without.emit()).unwrap(), without);
+    }
+    let without = without(false);
     assert!(Coming::parse(&coming.emit()[1..]).is_err());
     let mut other = coming.emit();
     *other.last_mut().unwrap() = 4;

@@ -7,7 +7,26 @@ use super::verbs::{self, Fabric};
 use crate::types::Rank;
 
 /// What a rank says: its fabric, or why it has none.
-pub type Offer = Result<Fabric, String>;
+pub type Offer = Result<Fabric, Lack>;
+
+/// Why a rank has no fabric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    /// In words for people.
+    pub why: String,
+    /// A device is there, and cannot be used in this job.
+    pub has_device: bool,
+}
+
+impl From<String> for Lack {
+    /// That of a rank without a device, or which is not to use it.
+    fn from(why: String) -> Lack {
+        Lack {
+            why,
+            has_device: false,
+        }
+    }
+}
 
 /// What is used between hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +35,8 @@ pub struct Agreed {
     pub is_verbs: bool,
     /// Why, in words for people.
     pub reason: String,
-    /// Some ranks have a device and cannot use it, because others have none that fits.
+    /// Some ranks have a device and cannot use it: it has too little of something, or others have
+    /// none that fits.
     pub is_pity: bool,
 }
 
@@ -24,12 +44,15 @@ pub struct Agreed {
 /// there does not mean that it may be used, or that it has room.
 pub fn own_offer(rank: Rank, ranks: u32, options: &Options) -> Offer {
     if let Some((flag, what)) = options.unkept_promise() {
-        return Err(format!("{flag} was asked for, and devices do not {what}"));
+        return Err(format!("{flag} was asked for, and devices do not {what}").into());
     }
     let found = verbs::probe(rank, ranks, &options.verbs);
-    found.map_err(|error| match error {
-        crate::error::Error::Unavailable { reason, .. } => reason,
-        other => other.to_string(),
+    found.map_err(|error| Lack {
+        why: match error {
+            crate::error::Error::Unavailable { reason, .. } => reason,
+            other => other.to_string(),
+        },
+        has_device: verbs::check("").is_ok(),
     })
 }
 
@@ -41,9 +64,11 @@ pub fn agree(offers: &[Offer]) -> Agreed {
         is_pity,
     };
     let lacks =
-        |(rank, offer): (usize, &Offer)| offer.as_ref().err().map(|why| (rank, why.clone()));
-    let lacking: Vec<(usize, String)> = offers.iter().enumerate().filter_map(lacks).collect();
-    if let Some((rank, why)) = lacking.first() {
+        |(rank, offer): (usize, &Offer)| offer.as_ref().err().map(|lack| (rank, lack.clone()));
+    let lacking: Vec<(usize, Lack)> = offers.iter().enumerate().filter_map(lacks).collect();
+    // One that has a device says more than others.
+    let with_device = lacking.iter().find(|(_, lack)| lack.has_device);
+    if let Some((rank, Lack { why, has_device })) = with_device.or(lacking.first()) {
         let who = match lacking.len() == offers.len() {
             true => "no rank has a usable RDMA device".into(),
             false => format!("rank {rank} has no usable RDMA device"),
@@ -55,7 +80,7 @@ pub fn agree(offers: &[Offer]) -> Agreed {
         };
         return refuse(
             format!("{who}: {why}{further}"),
-            lacking.len() < offers.len(),
+            lacking.len() < offers.len() || *has_device,
         );
     }
     let fabrics: Vec<Fabric> = offers.iter().flatten().copied().collect();
@@ -82,7 +107,7 @@ mod tests {
 
     #[test]
     fn verbs_need_every_rank_and_who_lacks_them_is_named() {
-        let none = || Err(String::from("the kernel has none"));
+        let none = || Err(String::from("the kernel has none").into());
         let some = || Ok(Fabric::RoceV2);
         let agreed = agree(&[some(), some()]);
         assert!(
@@ -96,6 +121,13 @@ mod tests {
         let agreed = agree(&[none(), none()]);
         assert!(!agreed.is_verbs && !agreed.is_pity);
         assert!(agreed.reason.starts_with("no rank has"), "{agreed:?}");
+        let small = Lack {
+            why: "it has 64 queue pairs".into(),
+            has_device: true,
+        };
+        let agreed = agree(&[none(), Err(small.clone())]);
+        let expected = "no rank has a usable RDMA device: it has 64 queue pairs (rank 1)";
+        assert_eq!((agreed.is_pity, agreed.reason.as_str()), (true, expected));
         let agreed = agree(&[some(), Ok(Fabric::InfiniBand)]);
         let expected = "rank 1's device speaks InfiniBand, and rank 0's RoCEv2";
         assert_eq!((agreed.is_verbs, agreed.reason.as_str()), (false, expected));
@@ -105,9 +137,9 @@ mod tests {
     fn what_must_be_encrypted_does_not_go_over_devices() {
         let mut options = Options::default();
         options.tcp.has_tls = true;
-        let why = own_offer(0, 2, &options).unwrap_err();
+        let Lack { why, has_device } = own_offer(0, 2, &options).unwrap_err();
         assert!(
-            why.contains("LINERATE_TLS") && why.contains("encrypt"),
+            why.contains("LINERATE_TLS") && why.contains("encrypt") && !has_device,
             "{why}"
         );
     }

@@ -117,7 +117,7 @@ mod transfers;
 pub(crate) mod verbs;
 
 pub use abilities::{Diagnostics, Expecting, Mapping, PortInUse, Signals};
-pub(crate) use between::{Agreed, Offer, agree, own_offer};
+pub(crate) use between::{Agreed, Lack, Offer, agree, own_offer};
 pub(crate) use causes::proves_end;
 pub use causes::{ENDED, LEFT, UNREACHABLE};
 pub use open::{Options, open};

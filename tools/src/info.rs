@@ -213,7 +213,7 @@ fn router() -> Transport {
         linerate::unstable::transport::own_offer(0, 2, &linerate::transport::Options::default());
     let far = match offer {
         Ok(fabric) => format!("verbs over {fabric}, if every rank has such a device; else tcp"),
-        Err(reason) => format!("tcp ({reason})"),
+        Err(lack) => format!("tcp ({})", lack.why),
     };
     Transport {
         name: "router",
