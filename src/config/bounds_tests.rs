@@ -56,7 +56,7 @@ const FIELDS: [(&str, Set, [u64; 2], &[u64]); 16] = [
     ),
     (
         "verbs.slots",
-        |c, n| c.verbs.slots = n as u32,
+        |c, n| c.verbs.slots = Some(n as u32),
         [8, 1024],
         &[0, 7, 1025],
     ),

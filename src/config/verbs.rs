@@ -44,10 +44,11 @@ const BREAK_AFTER: Field = Field::new(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsSettings {
     /// Slots of a ring, per peer and direction: how many short messages, signals and announcements
-    /// may be under way. Default 64, 8 to 1024. Every slot takes 4160 bytes on both sides;
-    /// receives, completion queues and queue pairs grow with it, so lower it where a device has too
-    /// few entries for many ranks. All ranks need the same. `LINERATE_VERBS_SLOTS`.
-    pub slots: u32,
+    /// may be under way. 8 to 1024. Every slot takes 4160 bytes on both sides; receives, completion
+    /// queues and queue pairs grow with it, so lower it where a device has too few entries for many
+    /// ranks. All ranks need the same. Default: 64 in jobs of up to 127 ranks, then as many as take
+    /// 64 MiB for all peers, and 8 at least. `LINERATE_VERBS_SLOTS`.
+    pub slots: Option<u32>,
     /// Longest piece of a long message, put or get that is posted at once. Default 1 MiB, 4 KiB to
     /// 64 MiB. Shorter where short messages wait too long behind long ones.
     /// `LINERATE_VERBS_CHUNK_BYTES`.
@@ -111,7 +112,7 @@ pub struct VerbsSettings {
 impl Default for VerbsSettings {
     fn default() -> VerbsSettings {
         VerbsSettings {
-            slots: 64,
+            slots: None,
             chunk_bytes: 1 << 20,
             gid_index: None,
             local_rank: None,
@@ -159,7 +160,7 @@ impl VerbsSettings {
             None => default.timeout,
         };
         let settings = VerbsSettings {
-            slots: long(&SLOTS, default.slots)?,
+            slots: number(&SLOTS)?.map(|n| n as u32),
             chunk_bytes,
             gid_index: number(&GID_INDEX)?.map(|n| n as u32),
             local_rank: None,
@@ -184,7 +185,7 @@ impl VerbsSettings {
     /// # Errors
     /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
     pub fn check(&self) -> Result<()> {
-        SLOTS.check(self.slots.into())?;
+        SLOTS.check_some(self.slots)?;
         CHUNK_BYTES.check(self.chunk_bytes.into())?;
         GID_INDEX.check_some(self.gid_index)?;
         SERVICE_LEVEL.check(self.service_level.into())?;
@@ -237,7 +238,8 @@ mod tests {
 
     #[test]
     fn good_values_are_taken() {
-        assert_eq!(settings("LINERATE_VERBS_SLOTS", "16").unwrap().slots, 16);
+        let slots = settings("LINERATE_VERBS_SLOTS", "16").unwrap().slots;
+        assert_eq!(slots, Some(16));
         let chunk = settings("LINERATE_VERBS_CHUNK_BYTES", "16K").unwrap();
         assert_eq!(chunk.chunk_bytes, 16384);
         assert_eq!(settings("OTHER", "").unwrap(), VerbsSettings::default());

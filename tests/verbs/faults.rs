@@ -313,7 +313,7 @@ fn a_storm_of_completions_at_the_end_of_a_queue_pair_is_taken_whole() {
         return;
     }
     let settings = VerbsSettings {
-        slots: 1024,
+        slots: Some(1024),
         ..breaking(None)
     };
     let mut pair = Pair::new([&settings, &settings]);

@@ -23,7 +23,7 @@ fn connecting_and_closing_a_thousand_times_leaves_no_object() {
     let asked = std::env::var("LINERATE_TEST_CONNECTS").ok();
     let count = asked.and_then(|text| text.parse().ok()).unwrap_or(1000);
     let settings = VerbsSettings {
-        slots: 8,
+        slots: Some(8),
         ..VerbsSettings::default()
     };
     let before = objects();

@@ -51,7 +51,7 @@ fn ranks_with_rings_of_other_sizes_are_told_so() {
         return;
     }
     let [small, large] = [8, 64].map(|slots| VerbsSettings {
-        slots,
+        slots: Some(slots),
         ..VerbsSettings::default()
     });
     let run = std::panic::catch_unwind(|| Pair::failing([&small, &large]));

@@ -4,7 +4,7 @@
 use super::asked;
 use super::choose;
 use super::port::{Blame, Port};
-use super::record::{RAILS_MAX, RailKeys};
+use super::record::{RAILS_MAX, RailKeys, SLOT_BYTES};
 use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKind, View};
@@ -60,6 +60,8 @@ impl std::fmt::Debug for Rail {
 /// How many entries of each kind a rail has, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
+    /// Of a ring.
+    pub slots: u32,
     /// Of a queue pair's send queue.
     pub sends: u32,
     /// Of a queue pair's receive queue.
@@ -72,10 +74,19 @@ pub struct Sizes {
 /// four, and what is cut short by small transfers is more.
 pub const PIECES_UNDER_WAY: u32 = 64;
 
+/// Slots of a ring in small jobs, and in the largest.
+const SLOTS: std::ops::RangeInclusive<u32> = 8..=64;
+/// What the rings of all peers lock, unless they have the least number of slots: containers have
+/// such limits, and a host has several ranks.
+const RINGS_BYTES_MAX: u64 = 64 << 20;
+
 impl Sizes {
-    /// For this many peers.
-    pub fn of(slots: u32, peers: u32) -> Sizes {
+    /// For this many peers, with the slots that were asked for.
+    pub fn of(slots: Option<u32>, peers: u32) -> Sizes {
         let peers = peers.max(1);
+        let fitting = RINGS_BYTES_MAX / (2 * SLOT_BYTES as u64 * u64::from(peers));
+        let fitting = (fitting as u32).clamp(*SLOTS.start(), *SLOTS.end());
+        let slots = slots.unwrap_or(fitting);
         // Posts that tell a peer something while it does not poll. Positions are told twice and
         // once for the rest, or one by one where the peer waits for that; matches four times per
         // class and once for the rest, or one by one in the urgent class; puts that named no region
@@ -87,6 +98,7 @@ impl Sizes {
         let receives = (slots + told).next_multiple_of(RECEIVES_AT_ONCE) + RECEIVES_AT_ONCE;
         let sends = slots + told + PIECES_UNDER_WAY;
         Sizes {
+            slots,
             sends,
             receives,
             // Every receive, and every send at worst.
@@ -118,7 +130,7 @@ impl Rail {
             if i64::from(needed) > i64::from(most) {
                 return Err(unavailable(format!(
                     "{name} has {most} {what} and this job needs {needed}, with {} slots per peer: lower LINERATE_VERBS_SLOTS, or run fewer ranks",
-                    settings.slots
+                    sizes.slots
                 )));
             }
         }
@@ -475,14 +487,17 @@ mod tests {
 
     #[test]
     fn sizes_are_sums_that_grow_with_slots_and_completions_with_peers() {
-        let one = Sizes::of(64, 1);
+        let one = Sizes::of(None, 1);
         let needed: u32 = 64 + 64 + 3 + 15 + 65 + 64;
         assert_eq!(one.receives, needed.next_multiple_of(16) + 16);
         assert_eq!(one.completions, one.receives + one.sends);
-        let ten = Sizes::of(64, 10);
+        let ten = Sizes::of(None, 10);
         assert_eq!((ten.sends, ten.receives), (one.sends, one.receives));
         assert_eq!(ten.completions, 10 * one.completions);
-        assert_eq!(Sizes::of(64, 0), one);
-        assert!(Sizes::of(8, 1).receives < one.receives);
+        assert_eq!(Sizes::of(None, 0), one);
+        assert!(Sizes::of(Some(8), 1).receives < one.receives);
+        let slots = [126, 255, 1023, 4095].map(|peers| Sizes::of(None, peers).slots);
+        assert_eq!(slots, [64, 31, 8, 8]);
+        assert_eq!(Sizes::of(Some(100), 4095).slots, 100);
     }
 }

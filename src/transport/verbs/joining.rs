@@ -230,7 +230,7 @@ impl VerbsTransport {
             received,
             matched,
             ring_address: ring.map_or(0, |(address, _)| address),
-            slots: self.shared.settings.slots,
+            slots: self.shared.sizes.slots,
             rails,
         };
         self.write_letter(rank, Greeting::Propose(proposal));
@@ -299,10 +299,10 @@ impl VerbsTransport {
         let Some(proposal) = self.peers[rank as usize].pair_mut().take_proposal() else {
             return;
         };
-        if proposal.slots != self.shared.settings.slots {
+        if proposal.slots != self.shared.sizes.slots {
             let text = format!(
                 "it has LINERATE_VERBS_SLOTS={} and this rank {}: all ranks need the same",
-                proposal.slots, self.shared.settings.slots
+                proposal.slots, self.shared.sizes.slots
             );
             return self.fail(rank, &text);
         }

@@ -168,7 +168,7 @@ impl VerbsTransport {
             capabilities: capabilities(rails.len() as u32, settings),
             control,
             control_events: Vec::new(),
-            peers: (0..ranks).map(|p| Peer::new(p, settings.slots)).collect(),
+            peers: (0..ranks).map(|p| Peer::new(p, sizes.slots)).collect(),
             shared: Shared {
                 rank,
                 settings: settings.clone(),

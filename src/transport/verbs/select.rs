@@ -62,7 +62,7 @@ pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric>
     let (rails, choice) = open("", rank, sizes, settings)?;
     // Locked memory is what devices lack most often: as much as the rings of all peers take is
     // tried.
-    let bytes = 2 * SLOT_BYTES * settings.slots as usize * ranks as usize;
+    let bytes = 2 * SLOT_BYTES * sizes.slots as usize * ranks as usize;
     Registered::region(Arc::new(Region::private(bytes)?), &rails, false)?;
     let gid = choice.rails[0].gid.as_ref();
     Ok(gid.map_or(Fabric::InfiniBand, |chosen| chosen.gid.kind))

@@ -109,7 +109,7 @@ impl Peer {
     /// Makes the memory of both rings, which this rank itself does without.
     pub fn make_rings(&mut self, shared: &Shared) -> Result<()> {
         let make = || {
-            let bytes = shared.settings.slots as usize * SLOT_BYTES;
+            let bytes = shared.sizes.slots as usize * SLOT_BYTES;
             let region = Arc::new(Region::private(bytes)?);
             // A record is read when its arrival is told, which no device lets anything overtake.
             Registered::region(region, &shared.rails, false).map(Arc::new)
