@@ -483,7 +483,7 @@ impl Engine {
                 .others()
                 .filter_map(|rank| ended(&rank))
                 .min();
-            let is_behind = |rank: &Rank| least.is_some() && ended(rank) == least;
+            let is_behind = |rank: &Rank| ended(rank) == least;
             missing = self.driver.links.others().filter(is_behind).collect();
         }
         // A rank that answers waits, too: perhaps for ranks that do not answer, for instance
