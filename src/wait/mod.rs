@@ -8,6 +8,7 @@
 //! * [`DriverLock`] holds what callers and a background thread drive in turn: a caller that waits
 //!   drives by itself, and the thread drives while no caller does. [`BackgroundThread`] starts and
 //!   ends such a thread.
+//! * [`Watch`] tells which of many descriptors have something.
 //! * [`Completions`] collects operations that have ended, for a thread that waits for any of many.
 //! * [`Clock`] is the only reader of the system's clock.
 //!
@@ -27,6 +28,7 @@ mod driver_lock;
 mod futex;
 mod patience;
 mod quota;
+mod watch;
 
 pub use alarm::{Alarm, WaitSource, sleep_on};
 pub use background::{Background, BackgroundThread};
@@ -37,3 +39,4 @@ pub use driver_lock::{Caller, DriverLock};
 pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
 pub use patience::{Looks, Patience, SpinTime, Step};
 pub use quota::Quota;
+pub use watch::Watch;

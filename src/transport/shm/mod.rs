@@ -45,13 +45,14 @@ use crate::memory::{ProcessMark, Region, RegionKey, View};
 use crate::prng::mix;
 use crate::time::Time;
 use crate::types::Rank;
+use crate::wait::Watch;
 use peer::{Peer, PeerState};
 use regions::PeerRegions;
 use segment::Segment;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use watch::{Watch, Watched};
+use watch::Watched;
 
 /// A region of this rank and the peers that know it.
 #[derive(Debug)]
@@ -105,7 +106,7 @@ impl ShmTransport {
         let socket_name = format!("linerate-shm-{}-{nonce:016x}", std::process::id());
         let listener = socket::listen_on(socket_name.as_bytes())?;
         let watch = Watch::new()?;
-        watch.add(&listener, Watched::Entrance)?;
+        watch.add(&listener, Watched::Entrance.key())?;
         Ok(ShmTransport {
             rank,
             process: ProcessMark::current()?,
