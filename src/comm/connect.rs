@@ -20,6 +20,7 @@ use crate::memory::{ProcessMark, ProcessOwned};
 use crate::transport;
 use crate::types::Rank;
 use crate::wait::{Clock, SpinTime};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -121,13 +122,10 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
 
 /// Numbers the hosts in the order in which they first occur.
 fn number_hosts(identities: &[(HostIdentity, Cores)]) -> Vec<u32> {
-    let mut known: Vec<HostIdentity> = Vec::new();
+    let mut known: HashMap<HostIdentity, u32> = HashMap::new();
     let mut number = |(host, _): &(HostIdentity, Cores)| {
-        let found = known.iter().position(|other| other == host);
-        found.unwrap_or_else(|| {
-            known.push(*host);
-            known.len() - 1
-        }) as u32
+        let next = known.len() as u32;
+        *known.entry(*host).or_insert(next)
     };
     identities.iter().map(&mut number).collect()
 }

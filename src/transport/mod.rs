@@ -104,6 +104,7 @@ mod loopback;
 mod matching;
 pub(crate) mod open;
 mod pieces;
+mod places;
 mod posts;
 mod registry;
 mod requests;
@@ -121,6 +122,9 @@ pub(crate) use between::{Agreed, Lack, Offer, agree, own_offer};
 pub(crate) use causes::proves_end;
 pub use causes::{ENDED, LEFT, UNREACHABLE};
 pub use open::{Options, open};
+#[cfg(test)]
+pub(crate) use places::PROOF_TIME;
+pub(crate) use places::{ENTRANCE, Places, Standing};
 pub use rma::{Atomic, RemoteRange, Rma};
 pub(crate) use verbs::Fabric;
 

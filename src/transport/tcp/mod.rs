@@ -170,7 +170,7 @@ impl TcpTransport {
         })?;
         let places = listener.places()?;
         let ring = new_eventfd()?;
-        let descriptors = listener.descriptors().chain([ring.as_fd()]);
+        let descriptors = [listener.as_fd(), ring.as_fd()];
         let epoll = readable_with(descriptors, u64::MAX, "connections")?;
         Ok(TcpTransport {
             rank,
@@ -229,6 +229,7 @@ impl TcpTransport {
             return Err(Error::invalid(format!("connecting to rank {peer} twice")));
         }
         known.open(address);
+        self.listener.note_address();
         Ok(())
     }
 
