@@ -39,6 +39,10 @@ const SCALE_VARIABLE: &str = "LINERATE_TEST_SCALE";
 /// Those that can be had here, or the one that was asked for.
 pub fn providers() -> Vec<&'static str> {
     let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
+    assert!(
+        only.is_empty() || PROVIDERS.contains(&only.as_str()),
+        "{ONLY_VARIABLE} is '{only}': one of {PROVIDERS:?}"
+    );
     let is_meant = |provider: &&str| match only.as_str() {
         "" => !provider.ends_with("verbs") || has_verbs(),
         only => *provider == only,
