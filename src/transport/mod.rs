@@ -173,6 +173,11 @@ pub struct Capabilities {
     pub bytes_per_second: f64,
 }
 
+/// Up to this many ranks, each is connected to all others before the first operation: what one rank
+/// says then reaches the others' hosts although they are busy, and all notice a death. In larger
+/// jobs connections between hosts are made at the first use.
+const CONNECTED_RANKS_MAX: usize = 16;
+
 const _: () = assert!(
     LINE_PAYLOAD_BYTES <= 64,
     "inline_bytes is at least one cache line"

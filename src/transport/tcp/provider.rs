@@ -1,14 +1,14 @@
 //! What the contract asks of the `tcp` provider: posts, polls and what is looked at slowly.
 
 use super::peer::Peer;
-use super::{CONNECTED_RANKS_MAX, CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, TcpTransport};
+use super::{CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, TcpTransport};
 use crate::error::Result;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
-    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, RemoteRange, Rma,
-    Signals, Transport, WaitSource,
+    Address, Atomic, CONNECTED_RANKS_MAX, Capabilities, Diagnostics, Event, Expecting, Mapping,
+    RemoteRange, Rma, Signals, Transport, WaitSource,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl Transport for TcpTransport {
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         self.begin(peer, address)?;
-        if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX as usize {
+        if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX {
             let known = &mut self.peers[peer as usize];
             known.reach_mut().await_connection();
             // One of the two connects, so that they never meet on the way.
@@ -304,6 +304,7 @@ impl Diagnostics for TcpTransport {
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let mut counts = self.shared.counts.named();
         counts.push(self.shared.regions.count());
+        counts.push(("peers connected", self.active.len() as u64));
         counts
     }
 }

@@ -34,10 +34,16 @@ impl VerbsTransport {
     }
 
     /// Whether some pair is between two generations: its greetings are looked for with every poll.
-    fn is_joining(&self) -> bool {
-        let rank = self.shared.rank;
-        let mut open = (self.peers.iter()).filter(|peer| peer.is_open() && peer.rank() != rank);
-        open.any(|peer| !peer.pair().is_up())
+    #[inline]
+    fn is_joining(&mut self) -> bool {
+        if self.joining.is_empty() {
+            return false;
+        }
+        let peers = &self.peers;
+        let is_joining = |peer: &Peer| peer.is_open() && !peer.pair().is_up();
+        self.joining
+            .retain(|&rank| is_joining(&peers[rank as usize]));
+        !self.joining.is_empty()
     }
 }
 
@@ -51,6 +57,7 @@ impl Transport for VerbsTransport {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        let is_small = !self.connects_at_first_use();
         let Some(known) = self.peers.get_mut(peer as usize) else {
             return Err(Error::invalid(format!(
                 "connecting to rank {peer} of a job of {} ranks",
@@ -65,7 +72,10 @@ impl Transport for VerbsTransport {
             self.shared.ends.push(Event::Connected(peer));
             return Ok(());
         }
-        known.make_rings(&self.shared)?;
+        if is_small {
+            known.make_rings(&self.shared)?;
+            self.joining.push(peer);
+        }
         known.open();
         self.control.connect(peer, address)?;
         self.expect_greeting(peer);
@@ -378,6 +388,9 @@ impl Diagnostics for VerbsTransport {
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let mut counts = self.shared.counts.named();
         counts.push(self.shared.regions.count());
+        let is_connected = |peer: &&Peer| peer.pair().links().next().is_some();
+        let connected = self.peers.iter().filter(is_connected);
+        counts.push(("peers connected", connected.count() as u64));
         counts
     }
 }

@@ -18,6 +18,12 @@ impl Peer {
         self.credits.backlog(tag_class(tag))
     }
 
+    /// Whether a message of it is waited for; those that may come at any time do not count.
+    pub fn awaits_message(&self) -> bool {
+        let mut tags = self.matching.posted_tags();
+        tags.any(|tag| tag_class(tag) != URGENT_CLASS)
+    }
+
     /// The first message that waits and is meant: the peer, its tag and its header.
     pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(Rank, u64, u64)> {
         self.matching.find(self.rank, is_meant)

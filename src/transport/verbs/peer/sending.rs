@@ -237,7 +237,14 @@ impl Peer {
     }
 
     /// A slow look: makes a completion of words that have none, and tells what may wait until now.
+    /// A peer whose message is waited for is to be connected, so that its death is seen.
     pub fn look_slowly(&mut self, shared: &mut Shared) {
+        if self.pair.is_unused() {
+            if self.awaits_message() {
+                self.mark(shared);
+            }
+            return;
+        }
         self.queue_telling(shared);
         if self.inbox.look_slowly() {
             self.mark(shared);
