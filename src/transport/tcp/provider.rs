@@ -95,9 +95,13 @@ impl Transport for TcpTransport {
             return self.own.send((tag, header), source, Some(token), ends);
         }
         let known = &mut self.peers[peer as usize];
-        known.send((tag, header), source, token, &mut self.shared)?;
-        self.pump(peer);
-        Ok(())
+        let sent = known.send((tag, header), source, token, &mut self.shared);
+        if sent.is_ok() {
+            self.pump(peer);
+        } else if known.reach().is_asked_for() {
+            self.connect_if_needed(peer, false);
+        }
+        sent
     }
 
     fn withdraw(&mut self) {

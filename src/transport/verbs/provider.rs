@@ -198,6 +198,13 @@ impl Transport for VerbsTransport {
     }
 
     #[inline]
+    fn hand_over(&mut self) {
+        if !self.shared.dirty.is_empty() && !self.is_leaving {
+            self.pump_dirty();
+        }
+    }
+
+    #[inline]
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
         if self.is_leaving {

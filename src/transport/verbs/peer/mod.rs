@@ -259,6 +259,7 @@ impl Peer {
 
     /// Both sides can receive: everything goes on.
     pub fn go_up(&mut self, shared: &mut Shared) {
+        self.outbox.note_reached();
         for transfer in self.incoming.transfers() {
             self.push_grant(transfer, shared);
         }
