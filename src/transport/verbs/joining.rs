@@ -13,6 +13,8 @@ use super::record::RAILS_MAX;
 use super::regions::Target;
 use super::sysfs::{Device, Tree};
 use crate::kernel;
+use crate::limits::{INLINE_BYTES_MAX, URGENT_MESSAGES};
+use crate::memory::{View, abort_on_unwind, view_of_slice};
 use crate::transport::{
     CONNECTED_RANKS_MAX, CONTROL_BYTES, Completion, Event, Outcome, PostError, URGENT_CLASS,
 };
@@ -23,7 +25,7 @@ use linerate_verbs_sys::{RemoteEnd, Route, Sending};
 /// The tag of greetings, which nothing else uses on the control transport. They may come at any
 /// time, so that the receives for them keep no connection open.
 const TAG: u64 = (URGENT_CLASS as u64) << 62;
-const _: () = assert!(GREETING_BYTES_MAX <= CONTROL_BYTES);
+const _: () = assert!(GREETING_BYTES_MAX <= INLINE_BYTES_MAX);
 /// Sends of greetings complete at once, and are not waited for.
 const SEND_TOKEN: u64 = u64::MAX;
 /// How long a peer without a posted receive is to wait: 0.01 ms. Credits prevent it.
@@ -158,7 +160,35 @@ impl VerbsTransport {
             Greeting::Leaving(received) => {
                 self.peers[rank as usize].handle_leaving(received, &mut self.shared);
             }
+            Greeting::Message(tag, header, bytes) => {
+                let (peer, source) = (&mut self.peers[rank as usize], view_of_slice(&bytes));
+                let arrive = || peer.handle_message((tag, header), source, &mut self.shared);
+                if let Err(text) = abort_on_unwind(arrive) {
+                    self.fail(rank, &text);
+                }
+            }
         }
+    }
+
+    /// Sends an urgent message to a peer without queue pairs; false: not this one. Of more than a
+    /// few the peer could not say that it has matched them.
+    pub(super) fn send_by_letter(
+        &mut self,
+        rank: Rank,
+        (tag, header): (u64, u64),
+        source: View,
+    ) -> bool {
+        let peer = &mut self.peers[rank as usize];
+        let is_short = source.len_bytes() <= CONTROL_BYTES;
+        let is_one_of_few = peer.backlog(tag) < URGENT_MESSAGES;
+        if !peer.pair().is_unused() || !is_short || !is_one_of_few {
+            return false;
+        }
+        peer.note_sent_by_letter(tag);
+        let mut bytes = vec![0; source.len_bytes()];
+        kernel::read(source, 0, &mut bytes);
+        self.write_letter(rank, Greeting::Message(tag, header, bytes));
+        true
     }
 
     /// Does what a generation asks for.

@@ -8,8 +8,8 @@ use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
-    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PortInUse, PostError,
-    RemoteRange, Rma, Signals, Transport, WaitSource,
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, Outcome, PortInUse,
+    PostError, RemoteRange, Rma, Signals, Transport, URGENT_CLASS, WaitSource, tag_class,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -28,6 +28,13 @@ impl VerbsTransport {
         if peer == self.shared.rank {
             let ends = &mut self.shared.ends;
             return self.own.send(message, source, token, ends);
+        }
+        if tag_class(message.0) == URGENT_CLASS && self.send_by_letter(peer, message, source) {
+            let (ends, bytes) = (&mut self.shared.ends, source.len_bytes() as u64);
+            if let Some(token) = token {
+                ends.complete(peer, token, Outcome::Done, bytes, 0);
+            }
+            return Ok(());
         }
         let known = &mut self.peers[peer as usize];
         known.send(message, source, token, &mut self.shared)
@@ -329,10 +336,16 @@ impl Mapping for VerbsTransport {}
 
 impl Signals for VerbsTransport {
     fn notify(&mut self, peer: Rank) {
-        if self.check_peer(peer).is_ok() && peer != self.shared.rank {
-            self.peers[peer as usize].notify(&mut self.shared);
-            self.pump_dirty();
+        if self.check_peer(peer).is_err() || peer == self.shared.rank {
+            return;
         }
+        let known = &mut self.peers[peer as usize];
+        if known.pair().is_unused() {
+            // Whatever the control transport brings wakes it.
+            return self.control.notify(peer);
+        }
+        known.notify(&mut self.shared);
+        self.pump_dirty();
     }
 }
 
