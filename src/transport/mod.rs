@@ -10,7 +10,7 @@
 //!  2. Time is an argument. A provider never reads a clock.
 //!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds
 //!     later. [`Event::Connected`] says that posts are taken: a provider that makes the connection
-//!     at the first use answers posts so until it is made, except those of clause 7 that always
+//!     at the first use may answer posts so until it is made, except those of clause 7 that always
 //!     find room.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
 //!  5. After [`Event::PeerFailed`] or [`Event::PeerLeft`] every outstanding post to that peer
