@@ -213,6 +213,10 @@ impl Engine {
         if self.has_chores {
             self.do_chores(now);
         }
+        if self.driver.moved {
+            // The caller may have what it waits for, and drive no more for long.
+            self.driver.links.transport.hand_over();
+        }
         self.driver.moved
     }
 

@@ -9,12 +9,16 @@
 //!  1. Nothing blocks and nothing sleeps; every call returns in bounded time.
 //!  2. Time is an argument. A provider never reads a clock.
 //!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds
-//!     later.
+//!     later. [`Event::Connected`] says that posts are taken: a provider that makes the connection
+//!     at the first use may answer posts so until it is made, except those of clause 7 that always
+//!     find room.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
 //!  5. After [`Event::PeerFailed`] or [`Event::PeerLeft`] every outstanding post to that peer
 //!     completes as [`Outcome::Flushed`], and later posts answer [`PostError::PeerFailed`], except
 //!     a receive whose message had arrived before. (One that its peer reads itself arrives when its
 //!     receive takes it.) One of the two events comes, once; that of a failure carries the cause.
+//!     Where no connection was made yet, it comes once something is posted to the peer, or a
+//!     receive of another class than [`URGENT_CLASS`] waits for it.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order
 //!     in which they were sent; nothing else is ordered (a provider may promise more:
 //!     [`Capabilities::ordered`]).
@@ -23,7 +27,8 @@
 //!     per peer; a further send of that class would block, those of other classes do not. Whatever
 //!     has been sent in other classes, at least [`URGENT_MESSAGES`] messages of [`URGENT_CLASS`],
 //!     of at most [`CONTROL_BYTES`] each, find room.
-//!  8. A completed send means that the source may be reused. A completed receive means that all
+//!  8. A completed send means that the source may be reused; what was sent leaves with the post, or
+//!     with the next poll or [`Transport::hand_over`]. A completed receive means that all
 //!     bytes are in the destination. A completed put or get means the same, and that the bytes of a
 //!     put are visible to a peer that sees a later put or message of this rank.
 //!  9. A message longer than its receive completes the receive as [`Outcome::Truncated`] with the
@@ -172,6 +177,11 @@ pub struct Capabilities {
     /// Estimated bytes per second of a large message.
     pub bytes_per_second: f64,
 }
+
+/// Up to this many ranks, each is connected to all others before the first operation: what one rank
+/// says then reaches the others' hosts although they are busy, and all notice a death. In larger
+/// jobs connections between hosts are made at the first use.
+const CONNECTED_RANKS_MAX: usize = 16;
 
 const _: () = assert!(
     LINE_PAYLOAD_BYTES <= 64,
@@ -351,6 +361,9 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
 
     /// Ends the outstanding receive with this token (clause 13).
     fn cancel(&mut self, peer: Rank, token: u64);
+
+    /// Lets leave what was posted and waits for the next poll: the caller may not poll for long.
+    fn hand_over(&mut self) {}
 
     /// Makes progress and appends what happened. `now` is coarse: refreshed every few dozen polls.
     fn poll(&mut self, now: Time, events: &mut Vec<Event>);

@@ -313,6 +313,10 @@ impl Transport for Router {
         self.to(peer).cancel(peer, token);
     }
 
+    fn hand_over(&mut self) {
+        self.far.hand_over();
+    }
+
     #[inline]
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         let count = kernel::word32(&self.bell, 0).load(Ordering::Acquire);

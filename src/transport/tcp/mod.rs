@@ -102,10 +102,6 @@ const CONNECTION_POLLS: u32 = 64;
 /// A put of at most this many bytes is a count: it leaves with the next frame to its peer, or with
 /// the next poll.
 const COUNT_BYTES: usize = 8;
-/// Up to this many ranks, each is connected to all others before the first operation: what one rank
-/// says then reaches the others' hosts although they are busy, and all notice a death. In larger
-/// jobs connections are made at the first use.
-const CONNECTED_RANKS_MAX: u32 = 16;
 /// Connections that are closed here, and kept until the peer has read what was sent on them.
 const CLOSING_MAX: usize = 64;
 
