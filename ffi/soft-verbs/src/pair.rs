@@ -303,13 +303,9 @@ impl Core {
                     0,
                 ),
                 (_, true) => self.try_one(&mut sending, request, true),
-                (_, false) => {
-                    if sending.is_deaf {
-                        request.has_arrived = carry_out(self, &mut sending, &request).is_ok();
-                    }
-                    sending.waiting.push_back(request);
-                }
+                (_, false) => sending.waiting.push_back(request),
             }
+            self.carry_unanswered(&mut sending);
             list = raw.next;
         }
         Ok(())
@@ -335,6 +331,22 @@ impl Core {
                 break;
             }
         }
+        self.carry_unanswered(&mut sending);
+    }
+
+    /// Carries out what waits behind requests that were carried out and are not acknowledged.
+    fn carry_unanswered(&self, sending: &mut Sending) {
+        if !sending.is_deaf {
+            return;
+        }
+        let mut waiting = std::mem::take(&mut sending.waiting);
+        for request in waiting.iter_mut().filter(|request| !request.has_arrived) {
+            request.has_arrived = carry_out(self, sending, request).is_ok();
+            if !request.has_arrived {
+                break;
+            }
+        }
+        sending.waiting = waiting;
     }
 
     /// Carries a request out, or puts it in front of what waits.
