@@ -492,6 +492,7 @@ impl Links {
         match error {
             PostError::PeerFailed => self.peer_failed(peer),
             PostError::Invalid(text) => Error::internal(*text),
+            PostError::Failed(error) => *error,
             PostError::WouldBlock => Error::internal("a full queue was taken for an error"),
         }
     }

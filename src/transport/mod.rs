@@ -134,7 +134,7 @@ pub use crate::memory::{Region, RegionKey, View};
 pub use crate::time::Time;
 pub use crate::wait::WaitSource;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::types::Rank;
 use std::sync::Arc;
@@ -211,7 +211,7 @@ pub const fn tag_class(tag: u64) -> usize {
 }
 
 /// Why a post was not accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum PostError {
     /// A queue is full; try again after the next poll.
     WouldBlock,
@@ -220,6 +220,8 @@ pub enum PostError {
     /// The arguments break the contract; the text says how. (What a post answers fits registers.)
     #[allow(clippy::box_collection)]
     Invalid(Box<String>),
+    /// Memory or something else that the post needs cannot be had; the error says why.
+    Failed(Box<Error>),
 }
 
 const _: () = assert!(size_of::<std::result::Result<bool, PostError>>() == 16);
@@ -228,6 +230,12 @@ impl PostError {
     /// The arguments break the contract.
     pub fn invalid(how: impl Into<String>) -> PostError {
         PostError::Invalid(Box::new(how.into()))
+    }
+}
+
+impl From<Error> for PostError {
+    fn from(error: Error) -> PostError {
+        PostError::Failed(Box::new(error))
     }
 }
 
@@ -381,18 +389,21 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     }
 }
 
-/// How long a transport that is dropped goes on with leaving.
-const LEAVE_LOOKS: u32 = 200;
-const LEAVE_PAUSE: Duration = Duration::from_millis(5);
+/// Looks of [`do_until_done`], and the pauses between them, each twice as long as the one before.
+const LOOKS: u32 = 210;
+const PAUSE_FIRST: Duration = Duration::from_micros(10);
+const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// Does this until it says that it is done, and for a second at most.
 fn do_until_done(mut step: impl FnMut() -> bool) {
-    for look in 0..LEAVE_LOOKS {
+    let mut pause = PAUSE_FIRST;
+    for look in 0..LOOKS {
         if step() {
             return;
         }
         if look > 0 {
-            std::thread::sleep(LEAVE_PAUSE);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 }

@@ -186,9 +186,7 @@ impl ShmTransport {
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
         self.regions.check_source(local)?;
-        let found = self
-            .remote(peer, remote, local.len_bytes())
-            .map_err(|e| PostError::invalid(e.to_string()))?;
+        let found = self.remote(peer, remote, local.len_bytes())?;
         let outcome = match is_put {
             true => put_here(found, local),
             false => get_here(found, local),
@@ -364,8 +362,7 @@ impl Rma for ShmTransport {
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
         what.check(word, result)?;
-        let found = self.remote(peer, word, result.len_bytes());
-        let found = found.map_err(|e| PostError::invalid(e.to_string()))?;
+        let found = self.remote(peer, word, result.len_bytes())?;
         let outcome = change_here(found, what, result);
         if outcome == Outcome::Done {
             self.notify(peer);

@@ -232,22 +232,17 @@ impl VerbsTransport {
 
     /// Ends the queue pairs of a peer, and takes what has come on them.
     pub(super) fn end_links(&mut self, rank: Rank) {
-        let peer = &mut self.peers[rank as usize];
-        if peer.pair().links().next().is_none() {
+        if self.peers[rank as usize].pair().links().next().is_none() {
             return;
         }
-        for link in peer.pair().links() {
-            // A queue pair that cannot be brought into the error state is destroyed all the same.
-            let _ = link.pair.to_error();
-        }
-        self.drain_rails();
+        self.stop_links(rank);
         let mut numbers = Vec::new();
         let mut ended = Vec::new();
         for link in self.peers[rank as usize].pair_mut().take_links() {
             numbers.push((link.rail, link.pair.number()));
             ended.extend(link.end());
         }
-        // A completion may have been on its way when the pair was destroyed.
+        // What was not waited for may have been on its way.
         self.drain_rails();
         for (rail, number) in numbers {
             self.shared.rails[rail].remove_pair(number);
@@ -345,7 +340,7 @@ impl VerbsTransport {
             reads_max: rail.reads_max(),
             gid: port.gid_bytes(),
         };
-        let mut link = Link::new(pair, at, sizes.sends, &self.shared.settings);
+        let mut link = Link::new(pair, at, sizes, &self.shared.settings);
         link.packet_number = packet_number;
         Some((link, offer))
     }

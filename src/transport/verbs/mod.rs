@@ -219,6 +219,26 @@ impl VerbsTransport {
         self.take_completions(|rail| rail.completions_max() / COMPLETIONS_AT_ONCE + 1);
     }
 
+    /// Brings the queue pairs of a peer into the error state and takes everything that they still
+    /// tell: what the peer's device knows to have come here is known here then, and no completion
+    /// fills a queue after its queue pair has ended.
+    fn stop_links(&mut self, rank: Rank) {
+        let mut awaited = Vec::new();
+        for link in self.peers[rank as usize].pair_mut().links_mut() {
+            let ends = link.stop() && self.shared.rails[link.rail].ends_posts();
+            awaited.extend(ends.then_some(link.rail));
+        }
+        super::do_until_done(|| {
+            self.drain_rails();
+            let pair = self.peers[rank as usize].pair();
+            awaited.retain(|&at| pair.link_on(at).is_some_and(|link| !link.is_over()));
+            awaited.is_empty()
+        });
+        for at in awaited {
+            self.shared.rails[at].note_mute();
+        }
+    }
+
     fn take_completions(&mut self, batches_max: impl Fn(&Rail) -> usize) {
         let mut room = std::mem::take(&mut self.completions);
         for at in 0..self.shared.rails.len() {
@@ -272,6 +292,12 @@ impl VerbsTransport {
     /// A post has failed. One that was flushed is a consequence, and says nothing of the cause.
     fn handle_error(&mut self, rank: Rank, at: usize, completion: &Completion, is_receive: bool) {
         let peer = &mut self.peers[rank as usize];
+        if let Some(link) = peer.pair_mut().link(at) {
+            match is_receive {
+                true => link.note_flushed(),
+                false => link.note_failed(completion.id()),
+            }
+        }
         if completion.status() == ibv_wc_status::IBV_WC_REM_ACCESS_ERR && !is_receive {
             peer.handle_refused(at, completion.id(), &mut self.shared);
         }

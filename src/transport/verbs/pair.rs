@@ -127,6 +127,11 @@ impl Pair {
         self.links.iter().flatten()
     }
 
+    /// All queue pairs.
+    pub fn links_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.links.iter_mut().flatten()
+    }
+
     /// Rails, with and without queue pairs.
     #[inline]
     pub fn rails_count(&self) -> usize {
@@ -211,6 +216,11 @@ impl Pair {
     /// A position was under way when its queue pair ended.
     pub fn keep_unsettled(&mut self, position: u64, then: Then) {
         self.unsettled.push((position, then));
+    }
+
+    /// Whether it is known of all positions whether they have come.
+    pub fn is_settled(&self) -> bool {
+        self.unsettled.is_empty()
     }
 
     /// The peer has had this many positions, and its queue pairs are no more: what follows from

@@ -165,9 +165,11 @@ impl Peer {
         self.mark(shared);
     }
 
-    /// Whether everything that was posted has left and arrived.
+    /// Whether everything that was posted has left and arrived. What was under way when its queue
+    /// pair ended has not, as far as is known.
     pub fn is_idle(&self) -> bool {
-        self.outbox.waiting_count() == 0
+        self.outbox.is_clear()
+            && self.pair.is_settled()
             && self.transfers.queued_count() == 0
             && self.outbox.is_posted()
             && self.pair.links().all(Link::is_idle)
