@@ -20,8 +20,7 @@
 //!     Where no connection was made yet, it comes once something is posted to the peer, or a
 //!     receive of another class than [`URGENT_CLASS`] waits for it.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order
-//!     in which they were sent; nothing else is ordered (a provider may promise more:
-//!     [`Capabilities::ordered`]).
+//!     in which they were sent; nothing else is ordered.
 //!  7. A message whose receive is not posted yet waits and never holds up a message with another
 //!     tag. At most [`Capabilities::messages_per_peer`] of each class of tags ([`tag_class`]) wait
 //!     per peer; a further send of that class would block, those of other classes do not. Whatever
@@ -64,13 +63,10 @@
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion
 //!     follows, and the source may be reused. Where it says no, nothing has happened, and the
 //!     message is posted.
-//! 20. Where [`Capabilities::atomics`] says so, [`Rma::post_atomic`] changes an aligned word
-//!     of 8 bytes of a region, of a peer's or of this rank's own, at once for all operations of
-//!     that kind on it, no matter who posts them. What was there before comes to the result. One
+//! 20. [`Rma::post_atomic`] changes an aligned word of 8 bytes of a region, of a peer's or of this
+//!     rank's own, at once for all operations of that kind on it, no matter who posts them. What was there before comes to the result. One
 //!     that completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent
-//!     again meanwhile; one that is flushed at most once; one with a bad key not at all. Elsewhere
-//!     it answers [`PostError::Invalid`].
-//!
+//!     again meanwhile; one that is flushed at most once; one with a bad key not at all.
 //! 21. A rank leaves in good order by [`Transport::leave`]; its peers get [`Event::PeerLeft`] with
 //!     its word. All that it had sent counts: before the event its puts are visible and its
 //!     messages have arrived, so that they meet later receives too. What a peer had sent to it is
@@ -84,10 +80,10 @@
 //! # What a provider implements
 //!
 //! [`Transport`] itself: connections, registered memory, messages, progress and what a rank sleeps
-//! on. The traits beside it have a default for nearly everything, so that their `impl` may be
-//! empty: [`Rma`] where [`Capabilities::rma`] is set, [`Mapping`] where peers reach memory in
-//! place, [`Signals`], of which only [`Signals::notify`] is asked of everyone, [`Expecting`] for
-//! what the router uses between hosts, and [`Diagnostics`] for people, errors and tests.
+//! on; [`Rma`]: puts, gets and atomic operations, which are the engine's signals where memory is
+//! not mapped; and [`Signals::notify`]. The rest has defaults, so that an `impl` may be empty:
+//! [`Mapping`] where peers reach memory in place, [`Expecting`] for what the router uses between
+//! hosts, and [`Diagnostics`] for people, errors and tests.
 //!
 //! # Memory of posts
 //!
@@ -152,12 +148,6 @@ pub struct Capabilities {
     pub store_signals: bool,
     /// Peers may map regions, which therefore are shared memory ([`Region::shared`]).
     pub shared_regions: bool,
-    /// Puts and gets work.
-    pub rma: bool,
-    /// Atomic operations are as clause 20 says.
-    pub atomics: bool,
-    /// Messages of one peer arrive in the order sent, whatever their tags.
-    pub ordered: bool,
     /// Largest source that need not be registered: it is copied when posted. At least one cache
     /// line.
     pub inline_bytes: usize,
@@ -166,8 +156,6 @@ pub struct Capabilities {
     pub messages_per_peer: u32,
     /// Chunks of one message that the engine keeps under way, at most 8.
     pub chunks_in_flight: u32,
-    /// Largest message.
-    pub message_bytes_max: usize,
     /// Regions may be in device memory.
     pub device_memory: bool,
     /// Links that one peer's traffic is spread over.

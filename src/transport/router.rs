@@ -201,13 +201,9 @@ fn both(shm: &Capabilities, far: &Capabilities) -> Capabilities {
         mapped: false,
         store_signals: false,
         shared_regions: true,
-        rma: shm.rma && far.rma,
-        atomics: shm.atomics && far.atomics,
-        ordered: shm.ordered && far.ordered,
         inline_bytes: shm.inline_bytes.min(far.inline_bytes),
         chunks_in_flight: shm.chunks_in_flight.max(far.chunks_in_flight),
         messages_per_peer: shm.messages_per_peer.min(far.messages_per_peer),
-        message_bytes_max: shm.message_bytes_max.min(far.message_bytes_max),
         device_memory: shm.device_memory && far.device_memory,
         ..far.clone()
     }

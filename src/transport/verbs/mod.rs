@@ -95,8 +95,6 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Longest message, put or get.
-const TOTAL_BYTES_MAX: u64 = 1 << 48;
 /// Batches of completions per rail and poll, so that one poll takes a bounded time.
 const BATCHES_MAX: usize = 8;
 /// Polls between two looks at the control transport, which cost system calls, while every pair is
@@ -169,7 +167,7 @@ impl VerbsTransport {
         })?;
         let blank = Completion::default();
         let mut transport = VerbsTransport {
-            capabilities: capabilities(rails.len() as u32, settings),
+            capabilities: capabilities(rails.len() as u32),
             control,
             control_events: Vec::new(),
             peers: (0..ranks).map(|p| Peer::new(p, sizes.slots)).collect(),
@@ -457,19 +455,15 @@ impl VerbsTransport {
     }
 }
 
-fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
+fn capabilities(rails: u32) -> Capabilities {
     Capabilities {
         name: "verbs",
         mapped: false,
         store_signals: false,
         shared_regions: false,
-        rma: true,
-        atomics: !settings.has_device_atomics,
-        ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,
         chunks_in_flight: CHUNKS_IN_FLIGHT_GRANTED,
-        message_bytes_max: TOTAL_BYTES_MAX as usize,
         device_memory: false,
         rails,
         latency_ns: 2_000.0,
