@@ -66,6 +66,11 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     if is_default && provider.capabilities().name != "shm" {
         of_engine.chunk_bytes = limits::CHUNK_BYTES_TCP;
     }
+    let is_default = config.window_bytes == limits::WINDOW_BYTES_DEFAULT;
+    if is_default && provider.capabilities().mapped && host.threads_max > 1 {
+        let shared = limits::WINDOW_BYTES_PER_THREAD * host.threads_max;
+        of_engine.window_bytes = shared.min(limits::WINDOW_BYTES_MAX);
+    }
     let engine = Engine::new(provider, rank, ranks, of_engine, host)?;
     let mut of_rank_0 = Vec::new();
     if rank == 0 {

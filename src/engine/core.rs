@@ -123,6 +123,7 @@ impl Engine {
             // are handled before its leave: one of them may name another rank, because of which it
             // has left.
             self.now = now;
+            self.config.window_bytes = self.driver.links.window_bytes;
             for (peer, tag) in std::mem::take(&mut self.driver.links.unmatched) {
                 self.handle_unmatched(peer, tag);
             }
@@ -211,6 +212,10 @@ impl Engine {
         }
         if self.has_chores {
             self.do_chores(now);
+        }
+        if self.driver.moved {
+            // The caller may have what it waits for, and drive no more for long.
+            self.driver.links.transport.hand_over();
         }
         self.driver.moved
     }

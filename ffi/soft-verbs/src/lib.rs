@@ -26,6 +26,7 @@
 mod arena;
 mod channel;
 mod datagram;
+mod faults;
 mod lock;
 mod moving;
 mod network;
@@ -38,3 +39,4 @@ mod request;
 mod settings;
 mod socket;
 pub mod verbs;
+mod waker;

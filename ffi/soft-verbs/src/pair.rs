@@ -7,6 +7,7 @@
 
 use crate::arena::Entry;
 use crate::channel::Queue;
+use crate::faults::Fault;
 use crate::moving::{Failure, carry_out};
 use crate::network::{Peer, now};
 use crate::process::{Process, tell};
@@ -64,6 +65,8 @@ pub struct Sending {
     /// What waits for the peer, in order.
     waiting: VecDeque<Request>,
     stall: Option<Stall>,
+    /// Requests arrive, and their acknowledgements do not come back.
+    is_deaf: bool,
 }
 
 /// Since when the first request that waits was tried, and why it waits.
@@ -162,6 +165,7 @@ impl Core {
             ibv_qp_state::IBV_QPS_RESET => {
                 sending.waiting.clear();
                 sending.stall = None;
+                sending.is_deaf = false;
                 sending.peer = None;
                 sending.posted = 0;
                 self.retired.store(0, Ordering::Relaxed);
@@ -241,6 +245,9 @@ impl Core {
         {
             return Err((libc::EINVAL, list));
         }
+        if self.process.port(self.device).is_gone() {
+            return Err((libc::EIO, list));
+        }
         // SAFETY: our caller promises it.
         unsafe { receives::post(self.process.arena(), self.receives, list) }?;
         if self.state.load(Ordering::Relaxed) == ibv_qp_state::IBV_QPS_ERR.0 {
@@ -281,6 +288,10 @@ impl Core {
             // SAFETY: our caller promises it.
             let request = unsafe { Request::of(raw, self.kind, self.capacity.max_inline_data) };
             let mut request = request.map_err(|errno| (errno, list))?;
+            request.fault = self.process.strike(self.device);
+            if self.process.port(self.device).is_gone() {
+                return Err((libc::EIO, list));
+            }
             sending.posted += 1;
             request.number = sending.posted;
             match (state, sending.waiting.is_empty()) {
@@ -294,6 +305,7 @@ impl Core {
                 (_, true) => self.try_one(&mut sending, request, true),
                 (_, false) => sending.waiting.push_back(request),
             }
+            self.carry_unanswered(&mut sending);
             list = raw.next;
         }
         Ok(())
@@ -319,11 +331,35 @@ impl Core {
                 break;
             }
         }
+        self.carry_unanswered(&mut sending);
+    }
+
+    /// Carries out what waits behind requests that were carried out and are not acknowledged.
+    fn carry_unanswered(&self, sending: &mut Sending) {
+        if !sending.is_deaf {
+            return;
+        }
+        let mut waiting = std::mem::take(&mut sending.waiting);
+        for request in waiting.iter_mut().filter(|request| !request.has_arrived) {
+            request.has_arrived = carry_out(self, sending, request).is_ok();
+            if !request.has_arrived {
+                break;
+            }
+        }
+        sending.waiting = waiting;
     }
 
     /// Carries a request out, or puts it in front of what waits.
-    fn try_one(self: &Arc<Core>, sending: &mut Sending, request: Request, is_new: bool) {
-        let failure = match carry_out(self, sending, &request) {
+    fn try_one(self: &Arc<Core>, sending: &mut Sending, mut request: Request, is_new: bool) {
+        let carried = match request.has_arrived {
+            true => Err(Failure::NoAnswer),
+            false => carry_out(self, sending, &request),
+        };
+        let failure = match carried {
+            Ok(_) if request.fault == Some(Fault::Lose) => {
+                (request.has_arrived, sending.is_deaf) = (true, true);
+                Failure::NoAnswer
+            }
             Ok((bytes, due)) => {
                 sending.stall = None;
                 return self.complete(sending, &request, ibv_wc_status::IBV_WC_SUCCESS, bytes, due);

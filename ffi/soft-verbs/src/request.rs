@@ -1,6 +1,7 @@
 //! [`Request`]: a work request, as the device keeps it.
 
 use crate::arena::{Arena, Piece};
+use crate::faults::Fault;
 use crate::process::find;
 use crate::receives::{SEGMENTS_MAX, piece_of};
 use crate::verbs::Handle;
@@ -26,6 +27,10 @@ pub struct Request {
     count: usize,
     pub bytes: u64,
     pub to: Option<Destination>,
+    /// What goes wrong with it.
+    pub fault: Option<Fault>,
+    /// It was carried out, and its acknowledgement does not come.
+    pub has_arrived: bool,
 }
 
 /// Where a datagram goes.
@@ -95,6 +100,8 @@ impl Request {
             count,
             bytes,
             to: None,
+            fault: None,
+            has_arrived: false,
         };
         match raw.opcode {
             code::IBV_WR_SEND | code::IBV_WR_SEND_WITH_IMM if kind == ibv_qp_type::IBV_QPT_UD => {

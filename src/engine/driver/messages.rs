@@ -227,10 +227,7 @@ impl Driver {
         view: View,
     ) -> std::result::Result<(), PostError> {
         let transport = self.links.transport.as_mut();
-        let lent = self
-            .pool
-            .lend(view.len_bytes(), transport)
-            .map_err(|e| PostError::invalid(e.to_string()))?;
+        let lent = self.pool.lend(view.len_bytes(), transport)?;
         let copy = lent.view.part(0, view.len_bytes());
         kernel::copy(view, copy);
         match (self.links).post_send(peer, (tag, header), copy, token) {

@@ -115,13 +115,9 @@ impl ShmTransport {
                 mapped: true,
                 store_signals: true,
                 shared_regions: true,
-                rma: true,
-                atomics: true,
-                ordered: true,
                 inline_bytes: INLINE_BYTES_MAX,
                 messages_per_peer: MESSAGES_PER_PEER,
                 chunks_in_flight: CHUNKS_IN_FLIGHT,
-                message_bytes_max: usize::MAX,
                 device_memory: false,
                 rails: 1,
                 latency_ns: 300.0,
@@ -187,9 +183,7 @@ impl ShmTransport {
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
         self.regions.check_source(local)?;
-        let found = self
-            .remote(peer, remote, local.len_bytes())
-            .map_err(|e| PostError::invalid(e.to_string()))?;
+        let found = self.remote(peer, remote, local.len_bytes())?;
         let outcome = match is_put {
             true => put_here(found, local),
             false => get_here(found, local),
@@ -365,8 +359,7 @@ impl Rma for ShmTransport {
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
         what.check(word, result)?;
-        let found = self.remote(peer, word, result.len_bytes());
-        let found = found.map_err(|e| PostError::invalid(e.to_string()))?;
+        let found = self.remote(peer, word, result.len_bytes())?;
         let outcome = change_here(found, what, result);
         if outcome == Outcome::Done {
             self.notify(peer);

@@ -370,7 +370,7 @@ impl ShmTransport {
                 Ok(())
             }
             Ok(false) => Err(PostError::WouldBlock),
-            Err(error) => Err(PostError::invalid(error.to_string())),
+            Err(error) => Err(error.into()),
         }
     }
 

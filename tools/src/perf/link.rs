@@ -476,6 +476,7 @@ impl Link {
             Ok(()) | Err(PostError::PeerFailed) => Ok(()),
             Err(PostError::WouldBlock) => Err("no room for one receive per mark".into()),
             Err(PostError::Invalid(text)) => Err(*text),
+            Err(PostError::Failed(error)) => Err(error.to_string()),
         }
     }
 
@@ -561,6 +562,7 @@ fn accepted(posted: std::result::Result<(), PostError>) -> Result<bool> {
         Ok(()) => Ok(true),
         Err(PostError::WouldBlock | PostError::PeerFailed) => Ok(false),
         Err(PostError::Invalid(text)) => Err(*text),
+        Err(PostError::Failed(error)) => Err(error.to_string()),
     }
 }
 

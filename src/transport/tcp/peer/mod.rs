@@ -160,10 +160,10 @@ impl Peer {
         self.stream.is_sent()
     }
 
-    /// Whether it is to be connected although it takes and sends nothing now, so that lost rails
-    /// are settled.
+    /// Whether it is to be connected although it takes and sends nothing now: for posts that wait,
+    /// or so that lost rails are settled.
     pub fn is_to_be_connected(&self) -> bool {
-        self.rails.is_unsettled() || self.reach.is_to_be_opened()
+        self.rails.is_unsettled() || self.reach.is_to_be_opened() || self.reach.is_asked_for()
     }
 
     /// It has a connection from now on; true where this was awaited.

@@ -87,11 +87,6 @@ impl Peer {
     }
 
     #[inline]
-    pub fn rank(&self) -> Rank {
-        self.rank
-    }
-
-    #[inline]
     pub fn state(&self) -> PeerState {
         self.state
     }
@@ -106,16 +101,20 @@ impl Peer {
         self.state = PeerState::Open;
     }
 
-    /// Makes the memory of both rings, which this rank itself does without.
+    /// Makes the memory of both rings, unless that was done.
     pub fn make_rings(&mut self, shared: &Shared) -> Result<()> {
+        if self.inbox.has_memory() {
+            return Ok(());
+        }
         let make = || {
             let bytes = shared.sizes.slots as usize * SLOT_BYTES;
             let region = Arc::new(Region::private(bytes)?);
             // A record is read when its arrival is told, which no device lets anything overtake.
             Registered::region(region, &shared.rails, false).map(Arc::new)
         };
-        self.inbox.set_memory(make()?);
-        self.outbox.set_staging(make()?);
+        let (inbox, staging) = (make()?, make()?);
+        self.inbox.set_memory(inbox);
+        self.outbox.set_staging(staging);
         Ok(())
     }
 
@@ -166,9 +165,11 @@ impl Peer {
         self.mark(shared);
     }
 
-    /// Whether everything that was posted has left and arrived.
+    /// Whether everything that was posted has left and arrived. What was under way when its queue
+    /// pair ended has not, as far as is known.
     pub fn is_idle(&self) -> bool {
-        self.outbox.waiting_count() == 0
+        self.outbox.is_clear()
+            && self.pair.is_settled()
             && self.transfers.queued_count() == 0
             && self.outbox.is_posted()
             && self.pair.links().all(Link::is_idle)
@@ -260,6 +261,7 @@ impl Peer {
 
     /// Both sides can receive: everything goes on.
     pub fn go_up(&mut self, shared: &mut Shared) {
+        self.outbox.note_reached();
         for transfer in self.incoming.transfers() {
             self.push_grant(transfer, shared);
         }
@@ -269,6 +271,11 @@ impl Peer {
             self.push(Record::Nothing, View::empty(), None, shared);
         }
         self.mark(shared);
+        self.tell_connected(shared);
+    }
+
+    /// Tells the caller, once, that posts are taken.
+    pub fn tell_connected(&mut self, shared: &mut Shared) {
         if !std::mem::replace(&mut self.is_told, true) {
             shared.ends.push(Event::Connected(self.rank));
         }
