@@ -18,6 +18,7 @@ use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{Completion, Event, Outcome, Transport, WaitSource};
 use crate::types::Rank;
+use crate::wait::Activity;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -225,6 +226,9 @@ impl Engine {
     /// drive would touch three cache lines.
     #[inline(never)]
     fn do_chores(&mut self, now: Time) {
+        if self.driver.is_profiled() {
+            self.note_wait(Activity::Polling);
+        }
         if self.failing.cause.is_some() {
             self.tell_failure();
             return;
@@ -245,7 +249,8 @@ impl Engine {
             || self.notices.has_unsent
             || !self.leaving.untold.is_empty()
             || !self.tasks.queue.is_empty()
-            || !self.publishing.to.is_empty();
+            || !self.publishing.to.is_empty()
+            || self.driver.is_profiled();
     }
 
     /// A thread is about to sleep: from now on all that arrives wakes it. After this call it looks

@@ -132,7 +132,7 @@ pub(crate) use verbs::Fabric;
 pub use crate::limits::{CONTROL_BYTES, MESSAGES_PER_PEER, URGENT_MESSAGES};
 pub use crate::memory::{Region, RegionKey, View};
 pub use crate::time::Time;
-pub use crate::wait::WaitSource;
+pub use crate::wait::{Traffic, WaitSource};
 
 use crate::error::{Error, Result};
 use crate::limits::LINE_PAYLOAD_BYTES;
@@ -410,3 +410,5 @@ fn say(rank: Rank, text: &str) {
 
 #[cfg(test)]
 mod test_posts;
+#[cfg(test)]
+mod traffic_tests;

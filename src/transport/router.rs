@@ -18,7 +18,7 @@ use super::shm::ShmTransport;
 use super::sleeping::{new_eventfd, readable_with};
 use super::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PostError, RemoteRange,
-    Rma, Signals, Transport, WaitSource,
+    Rma, Signals, Traffic, Transport, WaitSource,
 };
 use crate::error::{Error, Result};
 use crate::kernel;
@@ -452,6 +452,10 @@ impl Diagnostics for Router {
             Some(Way::Memory) => self.shm.trouble(peer),
             _ => self.far.trouble(peer),
         }
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.far.traffic().max(self.shm.traffic())
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {

@@ -37,7 +37,7 @@ use super::posts::{Ends, change_here, get_here, no_such_rank, put_here};
 use super::registry::{Registry, part_of};
 use super::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, Outcome, PostError,
-    RemoteRange, Rma, Signals, Transport, WaitSource, tag_class,
+    RemoteRange, Rma, Signals, Traffic, Transport, WaitSource, tag_class,
 };
 use crate::error::{Error, Result};
 use crate::limits::{CHUNKS_IN_FLIGHT, INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -432,6 +432,15 @@ impl Signals for ShmTransport {
 impl Expecting for ShmTransport {}
 
 impl Diagnostics for ShmTransport {
+    /// A receiver copies a message at once when it takes it, so none is ever seen to move.
+    fn traffic(&self) -> Traffic {
+        let is_held = self.peers.iter().any(|peer| peer.outbound.has_unread());
+        match is_held {
+            true => Traffic::Held,
+            false => Traffic::Idle,
+        }
+    }
+
     fn counts(&self) -> Vec<(&'static str, u64)> {
         vec![self.regions.count()]
     }

@@ -8,7 +8,7 @@ use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
     Address, Atomic, CONNECTED_RANKS_MAX, Capabilities, Diagnostics, Event, Expecting, Mapping,
-    RemoteRange, Rma, Signals, Transport, WaitSource,
+    RemoteRange, Rma, Signals, Traffic, Transport, WaitSource,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -303,6 +303,11 @@ impl Diagnostics for TcpTransport {
     ) -> Option<(Rank, u64, u64)> {
         let own = self.own.find(is_meant);
         own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
+    }
+
+    fn traffic(&self) -> Traffic {
+        let peers = self.active.iter().map(|&rank| &self.peers[rank as usize]);
+        peers.map(Peer::traffic).max().unwrap_or(Traffic::Idle)
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {

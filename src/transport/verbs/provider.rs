@@ -9,7 +9,7 @@ use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, Outcome, PortInUse,
-    PostError, RemoteRange, Rma, Signals, Transport, URGENT_CLASS, WaitSource, tag_class,
+    PostError, RemoteRange, Rma, Signals, Traffic, Transport, URGENT_CLASS, WaitSource, tag_class,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -403,6 +403,11 @@ impl Diagnostics for VerbsTransport {
             names.join(", "),
             trouble.cause
         ))
+    }
+
+    fn traffic(&self) -> Traffic {
+        let all = self.peers.iter().map(Peer::traffic);
+        all.max().unwrap_or(Traffic::Idle)
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {

@@ -67,8 +67,17 @@ pub struct Plan {
     pub seed: u64,
     /// Whether percentile columns are printed.
     pub stats: bool,
+    /// Whether it is printed where the time goes.
+    pub profile: bool,
     /// Where the text and the document go.
     pub job: JobArgs,
+    /// What fails the run.
+    pub bounds: Bounds,
+}
+
+/// Results that are not good enough.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
     /// Least average bus bandwidth, GB/s.
     pub min_bw: Option<f64>,
     /// Greatest 99th percentile, us.
@@ -137,9 +146,12 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
         check: args.check > 0,
         seed: args.seed,
         stats: args.stats,
+        profile: args.profile,
         job: args.sweep.job.clone(),
-        min_bw: args.min_bw,
-        max_p99: args.max_p99,
+        bounds: Bounds {
+            min_bw: args.min_bw,
+            max_p99: args.max_p99,
+        },
     };
     check_memory(&plan, local_ranks, facts.memory_bytes)?;
     Ok(plan)
@@ -269,6 +281,9 @@ fn check_link(
     if link.is_some() && args.sweep.memory == Memory::Caller && args.check == 0 {
         return Err("--transport sim --check 0 has buffers without bytes: --memory registered, or --check 1".into());
     }
+    if link.is_some() && args.profile {
+        return Err("--transport sim has no local work, where --profile says where time goes: leave one of them away".into());
+    }
     Ok(link)
 }
 
@@ -383,6 +398,7 @@ pub mod tests {
                 "--check 1",
             ),
             ("all-to-allv --placement in-place", "out-of-place"),
+            ("allreduce --transport sim --profile", "no local work"),
             ("allreduce --algo carrier-pigeon", "it has line"),
             ("allreduce --algo line", "--maxbytes 48"),
             (

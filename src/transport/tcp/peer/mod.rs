@@ -18,6 +18,7 @@ use super::shared::Shared;
 use super::short_puts::ShortPuts;
 use super::stream::{Received, Stream};
 use super::transfers::Transfers;
+use crate::transport::Traffic;
 use crate::transport::credits::{Credits, Ledger};
 use crate::transport::matching::Matching;
 use crate::transport::posts::PeerState;
@@ -148,6 +149,20 @@ impl Peer {
                 .rails
                 .iter()
                 .any(|r| r.chunk.is_some() || r.holds_sealed())
+    }
+
+    /// What is under way between this rank and it.
+    pub fn traffic(&self) -> Traffic {
+        let mut rails = self.rails.iter();
+        let is_moving = self.has_output()
+            || self.incoming.are_coming()
+            || !self.gets.is_empty()
+            || rails.any(|rail| rail.body.is_some() || !rail.unacked.is_empty());
+        match (is_moving, self.has_transfers()) {
+            (true, _) => Traffic::Moving,
+            (false, true) => Traffic::Held,
+            (false, false) => Traffic::Idle,
+        }
     }
 
     /// Whether it has bytes of this rank to get that lie in this rank's memory.

@@ -20,14 +20,14 @@ use super::pair::{Fault, Pair};
 use super::record::{Record, SLOT_BYTES};
 use super::regions::{Regions, Target};
 use super::shared::Shared;
-use super::transfers::{self, Transfers};
+use super::transfers::{self, Transfer, Transfers};
 use crate::error::Result;
 use crate::memory::{Region, View};
 use crate::transport::credits::{Counts, Credits};
 use crate::transport::matching::Matching;
 use crate::transport::posts::PeerState;
 use crate::transport::requests::Requests;
-use crate::transport::{Event, Outcome};
+use crate::transport::{Event, Outcome, Traffic};
 use crate::types::Rank;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -173,6 +173,20 @@ impl Peer {
             && self.transfers.queued_count() == 0
             && self.outbox.is_posted()
             && self.pair.links().all(Link::is_idle)
+    }
+
+    /// What is under way between this rank and it.
+    pub fn traffic(&self) -> Traffic {
+        let is_moving = !self.pair.links().all(Link::is_idle)
+            || !self.gets.is_empty()
+            || !self.changes.is_empty()
+            || !self.incoming.is_empty()
+            || !self.transfers.iter().all(Transfer::is_offered);
+        match (is_moving, self.is_idle() && !self.has_transfers()) {
+            (true, _) => Traffic::Moving,
+            (false, false) => Traffic::Held,
+            (false, true) => Traffic::Idle,
+        }
     }
 
     /// Whether it has bytes of this rank to get, or to be got, that lie in this rank's memory.
