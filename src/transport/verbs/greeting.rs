@@ -9,6 +9,7 @@
 use super::record::RAILS_MAX;
 use crate::limits::CONTROL_BYTES;
 use crate::transport::TAG_CLASSES;
+use crate::transport::credits::Counts;
 
 /// Bytes of the longest greeting.
 pub const GREETING_BYTES_MAX: usize = 20 + CONTROL_BYTES;
@@ -33,14 +34,22 @@ pub struct RailOffer {
     pub gid: [u8; 16],
 }
 
+/// What has come to one side in all generations so far. Nothing else of them ever will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Had {
+    /// Positions of the peer's sends.
+    pub received: u64,
+    /// The last ones of these, from the first put on that named no region and of which the peer has
+    /// yet to hear.
+    pub untold: u32,
+    pub matched: Counts,
+}
+
 /// What one side brings into a generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
     pub generation: u32,
-    /// Positions of the peer's sends that have come, all told: nothing else of earlier generations
-    /// ever will.
-    pub received: u64,
-    pub matched: [u16; TAG_CLASSES],
+    pub had: Had,
     /// The ring that the peer writes into.
     pub ring_address: u64,
     pub slots: u32,
@@ -68,8 +77,12 @@ impl Greeting {
             Greeting::Propose(p) => {
                 out.extend([VERSION, 1, p.rails.len() as u8, 0]);
                 out.extend(p.generation.to_le_bytes());
-                out.extend(p.received.to_le_bytes());
-                p.matched.iter().for_each(|m| out.extend(m.to_le_bytes()));
+                out.extend(p.had.received.to_le_bytes());
+                out.extend(p.had.untold.to_le_bytes());
+                p.had
+                    .matched
+                    .iter()
+                    .for_each(|m| out.extend(m.to_le_bytes()));
                 out.extend(p.ring_address.to_le_bytes());
                 out.extend(p.slots.to_le_bytes());
                 for rail in &p.rails {
@@ -105,13 +118,16 @@ impl Greeting {
         match kind {
             1 if rails as usize <= RAILS_MAX => Ok(Greeting::Propose(Proposal {
                 generation: rest.number()?,
-                received: rest.long()?,
-                matched: {
-                    let mut matched = [0; TAG_CLASSES];
-                    for count in &mut matched {
-                        *count = u16::from_le_bytes(rest.take()?);
-                    }
-                    matched
+                had: Had {
+                    received: rest.long()?,
+                    untold: rest.number()?,
+                    matched: {
+                        let mut matched = [0; TAG_CLASSES];
+                        for count in &mut matched {
+                            *count = u16::from_le_bytes(rest.take()?);
+                        }
+                        matched
+                    },
                 },
                 ring_address: rest.long()?,
                 slots: rest.number()?,
@@ -198,8 +214,11 @@ mod tests {
         };
         Proposal {
             generation: 3,
-            received: 1 << 40,
-            matched: [1, 2, 3, u16::MAX],
+            had: Had {
+                received: 1 << 40,
+                untold: 5,
+                matched: [1, 2, 3, u16::MAX],
+            },
             ring_address: 0x7f00_0000_1000,
             slots: 64,
             rails: vec![Some(rail), None],

@@ -61,8 +61,9 @@ impl VerbsTransport {
                 }
                 Event::PeerLeft(peer, word) => {
                     self.end_links(peer);
-                    let generation = self.peers[peer as usize].pair().generation();
-                    match generation.trouble.is_some() {
+                    let known = &self.peers[peer as usize];
+                    let generation = known.pair().generation();
+                    match generation.trouble.is_some() && !known.is_leaving() {
                         // Most likely it has given up.
                         true => {
                             let cause = generation.explain("it has left");
@@ -274,12 +275,11 @@ impl VerbsTransport {
         }
         let peer = &mut self.peers[rank as usize];
         peer.pair_mut().set_links(links);
-        let (received, matched) = peer.tell_in_proposal();
+        let had = peer.tell_in_proposal();
         let ring = peer.inbox().address_and_keys();
         let proposal = Proposal {
             generation: number,
-            received,
-            matched,
+            had,
             ring_address: ring.map_or(0, |(address, _)| address),
             slots: self.shared.sizes.slots,
             rails,
@@ -358,7 +358,7 @@ impl VerbsTransport {
             return self.fail(rank, &text);
         }
         let peer = &mut self.peers[rank as usize];
-        let settled = peer.settle(proposal.received, proposal.matched, &mut self.shared);
+        let settled = peer.settle(&proposal.had, &mut self.shared);
         if let Err(text) = settled {
             return self.fail(rank, &text);
         }

@@ -1,7 +1,7 @@
 //! [`Outbox`]: what leaves to one peer by positions of its ring, and what waits for them.
 
 use super::device::Registered;
-use super::record::{HEADER_BYTES, Record, SLOT_BYTES, TOLD_AT, Told};
+use super::record::{HEADER_BYTES, Record, SLOT_BYTES, TOLD_AT, Told, VALUE_MASK};
 use super::regions::Target;
 use super::ring::SendRing;
 use crate::kernel;
@@ -302,12 +302,18 @@ impl Outbox {
         }
     }
 
-    /// The queue pairs are no more: everything that is not consumed is posted again, but for places
-    /// and for ends of transfers, whose last bytes are given back. Those, and how many positions
-    /// are posted again.
-    pub fn rewind(&mut self) -> (Vec<LostEnd>, u64) {
+    /// The first position that the peer has not consumed, as far as is known.
+    pub fn consumed(&self) -> u64 {
+        self.ring.consumed()
+    }
+
+    /// The queue pairs are no more: everything from this position on is posted again, but for
+    /// places and for ends of transfers, whose last bytes are given back. Those, and how many
+    /// positions are posted again.
+    pub fn rewind(&mut self, received: u64) -> (Vec<LostEnd>, u64) {
         let (mut lost, mut again) = (Vec::new(), 0);
-        for (_, entry) in self.ring.entries_mut() {
+        let entries = self.ring.entries_mut();
+        for (_, entry) in entries.filter(|(position, _)| *position >= received) {
             match entry {
                 Entry::Record { is_grant: true, .. } => *entry = Entry::Nothing,
                 Entry::End {
@@ -321,7 +327,7 @@ impl Outbox {
                 _ => again += 1,
             }
         }
-        self.ring.rewind();
+        self.ring.rewind(received);
         (lost, again)
     }
 
@@ -334,6 +340,12 @@ impl Outbox {
     /// A put of the peer at this position has named no region.
     pub fn push_bad_put(&mut self, position: u32) {
         self.bad_puts.push(position);
+    }
+
+    /// How many of the positions that have come, which are so many, begin with such a put.
+    pub fn untold_count(&self, received: u64) -> u32 {
+        let back = |bad: &u32| (received as u32).wrapping_sub(*bad) & VALUE_MASK;
+        self.bad_puts.iter().map(back).max().unwrap_or(0)
     }
 
     /// The next position of such a put.
@@ -385,7 +397,7 @@ mod tests {
         }
         outbox.clear_end(1);
         assert!(!outbox.is_posted());
-        assert_eq!(outbox.rewind(), (vec![(2, 10, 20)], 1));
+        assert_eq!(outbox.rewind(0), (vec![(2, 10, 20)], 1));
         assert_eq!(outbox.flush(), [5]);
     }
 }

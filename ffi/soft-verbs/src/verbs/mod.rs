@@ -3,6 +3,7 @@
 mod device;
 mod events;
 mod memory;
+mod others;
 mod pairs;
 mod queues;
 mod texts;

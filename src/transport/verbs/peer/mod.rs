@@ -12,6 +12,7 @@ mod sending;
 
 use super::device::Registered;
 use super::gets::Get;
+use super::greeting::Had;
 use super::inbox::Inbox;
 use super::incoming::IncomingMessages;
 use super::link::{Link, Then, What};
@@ -23,7 +24,7 @@ use super::shared::Shared;
 use super::transfers::{self, Transfer, Transfers};
 use crate::error::Result;
 use crate::memory::{Region, View};
-use crate::transport::credits::{Counts, Credits};
+use crate::transport::credits::Credits;
 use crate::transport::matching::Matching;
 use crate::transport::posts::PeerState;
 use crate::transport::requests::Requests;
@@ -51,6 +52,8 @@ pub struct Peer {
     is_expected: bool,
     /// It has been told to the caller that posts are taken.
     is_told: bool,
+    /// It has said that it leaves in good order.
+    is_leaving: bool,
     pair: Pair,
     outbox: Outbox,
     inbox: Inbox,
@@ -73,6 +76,7 @@ impl Peer {
             is_dirty: false,
             is_expected: false,
             is_told: false,
+            is_leaving: false,
             pair: Pair::new(),
             outbox: Outbox::new(slots),
             inbox: Inbox::new(slots),
@@ -216,8 +220,14 @@ impl Peer {
         }
     }
 
+    /// Whether it has said that it leaves in good order, so that all that it has sent has come.
+    pub fn is_leaving(&self) -> bool {
+        self.is_leaving
+    }
+
     /// The peer leaves, and has had this many positions.
     pub fn handle_leaving(&mut self, received: u64, shared: &mut Shared) {
+        self.is_leaving = true;
         for (position, then) in self.pair.confirm(received) {
             self.follow(position, then, shared);
         }
@@ -227,6 +237,10 @@ impl Peer {
     pub fn handle_ended_links(&mut self, ended: Vec<What>, shared: &mut Shared) {
         for what in ended {
             match what {
+                // The peer has said so before its device did.
+                What::Position(position, then) if position < self.outbox.consumed() => {
+                    self.follow(position, then, shared);
+                }
                 What::Position(position, then) => self.pair.keep_unsettled(position, then),
                 What::Piece {
                     transfer,
@@ -257,10 +271,15 @@ impl Peer {
         self.go_on_with_gets(shared);
     }
 
-    /// What this rank says of what has come, in a proposal: positions and matches.
-    pub fn tell_in_proposal(&mut self) -> (u64, Counts) {
+    /// What this rank says of what has come, in a proposal.
+    pub fn tell_in_proposal(&mut self) -> Had {
         self.inbox.tell();
-        (self.inbox.received(), self.credits.tell())
+        let received = self.inbox.received();
+        Had {
+            received,
+            untold: self.outbox.untold_count(received),
+            matched: self.credits.tell(),
+        }
     }
 
     /// The peer's ring is here from now on, and the first rail with a queue pair leads to it;
