@@ -64,9 +64,10 @@
 //!     follows, and the source may be reused. Where it says no, nothing has happened, and the
 //!     message is posted.
 //! 20. [`Rma::post_atomic`] changes an aligned word of 8 bytes of a region, of a peer's or of this
-//!     rank's own, at once for all operations of that kind on it, no matter who posts them. What was there before comes to the result. One
-//!     that completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent
-//!     again meanwhile; one that is flushed at most once; one with a bad key not at all.
+//!     rank's own, at once for all operations of that kind on it, no matter who posts them. What
+//!     was there before comes to the result. One that completes as [`Outcome::Done`] has been done
+//!     exactly once, whatever was lost and sent again meanwhile; one that is flushed at most once;
+//!     one with a bad key not at all.
 //! 21. A rank leaves in good order by [`Transport::leave`]; its peers get [`Event::PeerLeft`] with
 //!     its word. All that it had sent counts: before the event its puts are visible and its
 //!     messages have arrived, so that they meet later receives too. What a peer had sent to it is
