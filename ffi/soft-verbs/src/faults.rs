@@ -4,13 +4,14 @@
 //! Work requests are those for send queues, counted over all devices of the process from 1 on. What
 //! happens to a device happens to the one that is given the request.
 
+use crate::network::now;
 use crate::settings::{number_of, time_of};
 use linerate_verbs_sys::raw::ibv_wc_status as status;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The words, as [`crate::settings`] names them to people.
-pub const WORDS: &str =
-    "faults=SEED, break=N, lose=N, down=N+TIME, move=N, vanish=N, late=TIME, purge=destroy|none";
+pub const WORDS: &str = "faults=SEED, break=N, lose=N, down=N+TIME, move=N, vanish=N, late=TIME, land=TIME, \
+                         purge=destroy|none";
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct Plan {
     events: Vec<(u64, Fault)>,
     /// Completions come later than they would, by this much at most; in nanoseconds.
     pub late_ns: u64,
+    /// Requests are carried out later than they were posted, by this much at most.
+    pub land_ns: u64,
     /// Completions of a queue pair that is destroyed stay in their queue.
     pub keeps_completions: bool,
 }
@@ -58,11 +61,16 @@ impl Plan {
                 let drawn = Plan::draw(value.parse().ok()?);
                 self.events.extend(drawn.events);
                 self.late_ns = self.late_ns.max(drawn.late_ns);
+                self.land_ns = self.land_ns.max(drawn.land_ns);
                 self.keeps_completions |= drawn.keeps_completions;
                 return Some(());
             }
             "late" => {
                 self.late_ns = time_of(value)?;
+                return Some(());
+            }
+            "land" => {
+                self.land_ns = time_of(value)?;
                 return Some(());
             }
             "purge" => {
@@ -87,12 +95,17 @@ impl Plan {
         Some(())
     }
 
+    pub fn is_landing_late(&self) -> bool {
+        self.land_ns > 0
+    }
+
     /// Faults that a program can recover from, a few of them.
     fn draw(seed: u64) -> Plan {
         let mut random = Random(seed);
         let mut plan = Plan {
             events: Vec::new(),
             late_ns: [0, 0, 20_000, 200_000][random.below(4) as usize],
+            land_ns: [0, 0, 5_000, 50_000][random.below(4) as usize],
             keeps_completions: random.below(2) == 1,
         };
         let gap_max = [8, 30, 120, 500][random.below(4) as usize];
@@ -115,6 +128,7 @@ impl Plan {
 pub struct Faults {
     pub plan: Plan,
     requests: AtomicU64,
+    landings: AtomicU64,
 }
 
 impl Faults {
@@ -122,7 +136,17 @@ impl Faults {
         Faults {
             plan,
             requests: AtomicU64::new(0),
+            landings: AtomicU64::new(0),
         }
+    }
+
+    /// When a request is carried out that is posted now, by chance; 0: at once.
+    pub fn landing_time(&self) -> u64 {
+        if !self.plan.is_landing_late() {
+            return 0;
+        }
+        let seed = self.landings.fetch_add(1, Ordering::Relaxed);
+        now() + Random(seed).below(self.plan.land_ns)
     }
 
     /// Counts a work request; what goes wrong with it.

@@ -117,6 +117,20 @@ pub fn carry_out(
     }
 }
 
+/// Whether the bytes of a request may land in another order than those of others: they are written
+/// to memory that was registered so, without telling the peer, or this device keeps no order.
+pub fn may_overtake(core: &Core, sending: &mut Sending, request: &Request) -> bool {
+    if core.process.settings.profile.is_datagrams {
+        return true;
+    }
+    let relaxed = access::IBV_ACCESS_RELAXED_ORDERING.0;
+    let is_relaxed = |peer: Arc<Peer>| {
+        let region = peer.arena.region(request.key);
+        region.access.load(Ordering::Relaxed) & relaxed != 0
+    };
+    request.is_plain_write() && peer_of(core, sending).is_some_and(is_relaxed)
+}
+
 /// The process at the other end of a connection.
 fn peer_of(core: &Core, sending: &mut Sending) -> Option<Arc<Peer>> {
     if sending.peer.is_none() {

@@ -8,7 +8,7 @@
 use crate::arena::Entry;
 use crate::channel::Queue;
 use crate::faults::Fault;
-use crate::moving::{Failure, carry_out};
+use crate::moving::{Failure, carry_out, may_overtake};
 use crate::network::{Peer, now};
 use crate::process::{Process, tell};
 use crate::receives;
@@ -288,24 +288,37 @@ impl Core {
             // SAFETY: our caller promises it.
             let request = unsafe { Request::of(raw, self.kind, self.capacity.max_inline_data) };
             let mut request = request.map_err(|errno| (errno, list))?;
+            if self.process.settings.profile.is_datagrams
+                && request.is_remote()
+                && (request.is_inline() || request.segments_count() > 1)
+            {
+                return Err((libc::EINVAL, list));
+            }
             request.fault = self.process.strike(self.device);
             if self.process.port(self.device).is_gone() {
                 return Err((libc::EIO, list));
             }
             sending.posted += 1;
             request.number = sending.posted;
-            match (state, sending.waiting.is_empty()) {
-                (ibv_qp_state::IBV_QPS_ERR, _) => self.complete(
+            request.lands_at = self.process.faults.landing_time();
+            match (state, sending.waiting.is_empty(), request.lands_at) {
+                (ibv_qp_state::IBV_QPS_ERR, ..) => self.complete(
                     &mut sending,
                     &request,
                     ibv_wc_status::IBV_WC_WR_FLUSH_ERR,
                     0,
                     0,
                 ),
-                (_, true) => self.try_one(&mut sending, request, true),
-                (_, false) => sending.waiting.push_back(request),
+                (_, true, 0) => self.try_one(&mut sending, request, true),
+                (_, is_first, _) => {
+                    sending.waiting.push_back(request);
+                    if is_first {
+                        // SAFETY: the queues live.
+                        unsafe { &*self.queues[0] }.note_stalled(self.clone(), true);
+                    }
+                }
             }
-            self.carry_unanswered(&mut sending);
+            self.carry_ahead(&mut sending);
             list = raw.next;
         }
         Ok(())
@@ -324,40 +337,67 @@ impl Core {
             unsafe { &*self.queues[0] }.note_stalled(self.clone(), false);
             return;
         }
-        while let Some(request) = sending.waiting.pop_front() {
+        self.carry_ahead(&mut sending);
+        while let Some(request) = self.take_due(&mut sending) {
             let count = sending.waiting.len();
             self.try_one(&mut sending, request, false);
             if sending.waiting.len() > count {
                 break;
             }
         }
-        self.carry_unanswered(&mut sending);
+        self.carry_ahead(&mut sending);
+        if sending.stall.is_none() && !sending.waiting.is_empty() {
+            // SAFETY: the queues live.
+            unsafe { &*self.queues[0] }.note_stalled(self.clone(), false);
+        }
     }
 
-    /// Carries out what waits behind requests that were carried out and are not acknowledged.
-    fn carry_unanswered(&self, sending: &mut Sending) {
-        if !sending.is_deaf {
+    /// Carries out what is not to wait for its turn: requests behind a lost acknowledgement, and
+    /// those that may overtake others.
+    fn carry_ahead(&self, sending: &mut Sending) {
+        if !sending.is_deaf && !self.process.faults.plan.is_landing_late() {
             return;
         }
+        let (time, mut waits) = (now(), false);
         let mut waiting = std::mem::take(&mut sending.waiting);
-        for request in waiting.iter_mut().filter(|request| !request.has_arrived) {
-            request.has_arrived = carry_out(self, sending, request).is_ok();
-            if !request.has_arrived {
-                break;
+        for request in waiting
+            .iter_mut()
+            .filter(|request| request.carried.is_none())
+        {
+            let may_pass = !waits || may_overtake(self, sending, request);
+            if may_pass && (sending.is_deaf || request.lands_at <= time) {
+                let carried = carry_out(self, sending, request);
+                let is_over = matches!(carried, Ok(_) | Err(Failure::Over(_)));
+                request.carried = is_over.then_some(carried);
+            }
+            if request.carried.is_none() {
+                if !may_overtake(self, sending, request) {
+                    break;
+                }
+                waits = true;
             }
         }
         sending.waiting = waiting;
     }
 
+    /// The next request whose turn it is, if that can be carried out now.
+    fn take_due(&self, sending: &mut Sending) -> Option<Request> {
+        let time = now();
+        let is_due = |request: &Request| request.carried.is_some() || request.lands_at <= time;
+        let at = match self.process.settings.profile.is_datagrams {
+            true => sending.waiting.iter().position(is_due)?,
+            false => sending.waiting.front().is_some_and(is_due).then_some(0)?,
+        };
+        sending.waiting.remove(at)
+    }
+
     /// Carries a request out, or puts it in front of what waits.
     fn try_one(self: &Arc<Core>, sending: &mut Sending, mut request: Request, is_new: bool) {
-        let carried = match request.has_arrived {
-            true => Err(Failure::NoAnswer),
-            false => carry_out(self, sending, &request),
-        };
+        let carried = request.carried.take();
+        let carried = carried.unwrap_or_else(|| carry_out(self, sending, &request));
         let failure = match carried {
-            Ok(_) if request.fault == Some(Fault::Lose) => {
-                (request.has_arrived, sending.is_deaf) = (true, true);
+            Ok(_) if sending.is_deaf || request.fault == Some(Fault::Lose) => {
+                (request.carried, sending.is_deaf) = (Some(carried), true);
                 Failure::NoAnswer
             }
             Ok((bytes, due)) => {

@@ -30,7 +30,7 @@ pub struct Process {
     pub shared: Mutex<BTreeMap<u32, Address<Shared>>>,
     /// Where open devices hear of events, and which devices these are.
     pub listeners: Mutex<Vec<(u32, u64)>>,
-    faults: Faults,
+    pub faults: Faults,
     regions: Mutex<Free>,
     free_pairs: Mutex<Free>,
     free_queues: Mutex<Free>,

@@ -9,10 +9,12 @@ pub const VARIABLE: &str = "SOFT_VERBS";
 /// What `bytes=none` still moves: what programs tell each other about the bytes that are not moved,
 /// with headers around a page.
 const CONTROL_BYTES: u64 = 8192;
+/// How much later than they were posted requests are carried out where a device keeps no order.
+const LAND_NS: u64 = 10_000;
 /// Devices of a host.
 pub const DEVICES_MAX: usize = 8;
 
-const WORDS: &str = "profile=mlx5|mlx4|irdma|qedr|small-cq|no-srq, rate=NUMBERgbit|mbit, latency=TIME, mtu=256..4096, \
+const WORDS: &str = "profile=mlx5|mlx4|irdma|qedr|bnxt|small-cq|no-srq|efa-like, rate=NUMBERgbit|mbit, latency=TIME, mtu=256..4096, \
                      bytes=none|all|NUMBER, devices=1..8, memlock=limit|none, host=NAME|each, net=FOLDER";
 
 /// What the devices of this process are like.
@@ -72,6 +74,9 @@ impl Settings {
                     "{VARIABLE} has the word {word:?}, which is none of: {WORDS}, {faults}; TIME is NUMBERms|us|ns"
                 )
             })?;
+        }
+        if settings.profile.is_datagrams && settings.plan.land_ns == 0 {
+            settings.plan.land_ns = LAND_NS;
         }
         Ok(settings)
     }

@@ -8,12 +8,15 @@ mod rig;
 
 use linerate_verbs_sys::raw::*;
 use linerate_verbs_sys::*;
-use rig::{End, PATIENCE, PORT, Process, ROLE, open, open_all};
+use rig::{ACCESS, End, PATIENCE, PORT, Process, RECEIVE, ROLE, open, open_all};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ibv_wc_status as status;
+
+/// As many as the queues of an end have room for.
+const WORDS: u64 = 16;
 
 /// What a process does that a test has started.
 #[test]
@@ -119,6 +122,58 @@ fn role() {
             let other = End::on(&first.context);
             assert!(other.receive_from(&at, 1).is_err());
             other.receive_from(&at, 2).unwrap();
+        }
+        Ok(role @ ("in-order" | "relaxed")) => {
+            let context = open().unwrap();
+            let access = match role {
+                "relaxed" => ACCESS | ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING,
+                _ => ACCESS,
+            };
+            let [first, second] = End::joined([0, 1].map(|_| End::with(&context, access)));
+            let (mut overtaken, mut ended) = (0, 0);
+            (1..=WORDS).for_each(|number| write_word(&first, number));
+            let begun = Instant::now();
+            while ended < WORDS {
+                let mut room = [Completion::default()];
+                let found = first.queue.poll(&mut room).unwrap() as u64;
+                let words = second.memory.0[1..=WORDS as usize].iter();
+                let came = words.map(|word| word.load(Ordering::Acquire) != 0);
+                let came: Vec<bool> = came.collect();
+                let whole = came.iter().take_while(|&&is_there| is_there).count() as u64;
+                overtaken += came.iter().filter(|&&is_there| is_there).count() as u64 - whole;
+                ended += found;
+                assert!(found == 0 || (room[0].is_success() && room[0].id() == ended));
+                assert!(whole >= ended, "{whole} came before {ended} had ended");
+                assert!(begun.elapsed() < PATIENCE);
+            }
+            assert_eq!(overtaken > 0, role == "relaxed");
+        }
+        Ok("datagrams") => {
+            let [first, second] = both();
+            let refused = write(&first, 1).unwrap_err();
+            assert_eq!((refused.posted, refused.errno), (0, libc::EINVAL), "inline");
+            let segments = [0, 8].map(|at| first.region.segment(at, 8).unwrap());
+            let many = Local::Many(&segments);
+            let refused = first.try_post(1, Operation::Write(first.peer, None), many);
+            assert_eq!(refused.unwrap_err().errno, libc::EINVAL, "two segments");
+            let receives = [ReceiveRequest {
+                id: RECEIVE,
+                segments: &[],
+            }; WORDS as usize - 1];
+            second.pair.post_receive(&receives).unwrap();
+            let segment = Local::One(segments[0]);
+            for number in 1..=WORDS {
+                let told = Operation::Write(first.peer, Some(number as u32));
+                first.post(number, told, segment);
+            }
+            let mut ended: Vec<u64> = (0..WORDS).map(|_| first.next().id()).collect();
+            let mut told = (0..WORDS).map(|_| second.next().immediate().unwrap().into());
+            let mut told: Vec<u64> = told.by_ref().collect();
+            for numbers in [&mut ended, &mut told] {
+                assert!(!numbers.is_sorted(), "in order");
+                numbers.sort_unstable();
+                assert!(numbers.iter().copied().eq(1..=WORDS));
+            }
         }
         Ok("vanish") => {
             let contexts = open_all().unwrap();
@@ -238,6 +293,17 @@ fn a_port_goes_down_and_comes_back_with_its_events() {
 #[test]
 fn a_port_that_stays_down_fails_the_queue_pairs_of_both_ends() {
     check("down-for-long", "devices=2,down=1+100000ms");
+}
+
+#[test]
+fn writes_land_late_and_in_order_unless_the_memory_is_relaxed() {
+    check("in-order", "land=5ms");
+    check("relaxed", "land=5ms");
+}
+
+#[test]
+fn a_device_of_datagrams_keeps_no_order_and_writes_one_segment() {
+    check("datagrams", "profile=efa-like,land=5ms");
 }
 
 #[test]

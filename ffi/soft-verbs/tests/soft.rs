@@ -164,6 +164,8 @@ fn a_profile_has_the_limits_of_its_device() {
         ("small-cq", "[true, false, true, false] 65535 16383"),
         ("mlx5", "[true, true, true, true] 4194303 32767"),
         ("irdma", "[true, true, false, false] 1048574 0"),
+        ("bnxt", "[true, true, true, true] 8388607 65535"),
+        ("efa-like", "[false, false, false, false] 32768 0"),
     ] {
         let mut process = Process::start("limits", &format!("profile={profile}"));
         assert_eq!(process.said("RESULT "), expected, "{profile}");

@@ -61,9 +61,19 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
 }
 
 fn make(process: &Arc<Process>, number: u32) -> *mut ibv_device {
+    let (node_type, transport_type) = match process.settings.profile.is_datagrams {
+        true => (
+            ibv_node_type::IBV_NODE_UNSPECIFIED,
+            ibv_transport_type::IBV_TRANSPORT_UNSPECIFIED,
+        ),
+        false => (
+            ibv_node_type::IBV_NODE_CA,
+            ibv_transport_type::IBV_TRANSPORT_IB,
+        ),
+    };
     let mut base = ibv_device {
-        node_type: ibv_node_type::IBV_NODE_CA,
-        transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
+        node_type,
+        transport_type,
         ..Default::default()
     };
     text_into(&format!("soft{number}"), &mut base.name);
@@ -213,7 +223,10 @@ fn attributes(opened: &Opened) -> ibv_device_attr {
         max_qp_wr: profile.requests,
         device_cap_flags: ibv_device_cap_flags::IBV_DEVICE_PORT_ACTIVE_EVENT.0,
         max_sge: profile.segments,
-        max_sge_rd: profile.segments,
+        max_sge_rd: match profile.is_datagrams {
+            true => 1,
+            false => profile.segments,
+        },
         max_cq: profile.completion_queues,
         max_cqe: profile.completions,
         max_mr: profile.regions,

@@ -20,7 +20,7 @@ pub const PORT: u8 = 1;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The id of receives.
 pub const RECEIVE: u64 = 1;
-const ACCESS: ibv_access_flags = ibv_access_flags(
+pub const ACCESS: ibv_access_flags = ibv_access_flags(
     ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
         | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
         | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
@@ -74,11 +74,16 @@ pub fn open_all() -> Result<Vec<Arc<Context>>> {
 impl End {
     /// On this device, with a receive.
     pub fn on(context: &Arc<Context>) -> End {
+        End::with(context, ACCESS)
+    }
+
+    /// As [`End::on`], with memory that may be used so.
+    pub fn with(context: &Arc<Context>, access: ibv_access_flags) -> End {
         let pd = Pd::allocate(context).unwrap();
         let channel = CompletionChannel::create(context).unwrap();
         let queue = CompletionQueue::create(context, 256, Some(&channel), 0, 7).unwrap();
         let memory = Arc::new(Bytes((0..BYTES / 8).map(|_| AtomicU64::new(0)).collect()));
-        let region = Mr::register(&pd, memory.clone() as Arc<dyn Memory>, ACCESS).unwrap();
+        let region = Mr::register(&pd, memory.clone() as Arc<dyn Memory>, access).unwrap();
         let options = QueuePairOptions {
             kind: ibv_qp_type::IBV_QPT_RC,
             send_queue: &queue,
@@ -87,9 +92,9 @@ impl End {
             capacity: ibv_qp_cap {
                 max_send_wr: 128,
                 max_recv_wr: 16,
-                max_send_sge: 1,
+                max_send_sge: 2,
                 max_recv_sge: 1,
-                max_inline_data: 64,
+                max_inline_data: 32,
             },
             is_all_signaled: true,
         };
@@ -153,7 +158,11 @@ impl End {
 
     /// Two ends of this process that lead to each other, on these devices.
     pub fn both(contexts: [&Arc<Context>; 2]) -> [End; 2] {
-        let mut ends = contexts.map(End::on);
+        End::joined(contexts.map(End::on))
+    }
+
+    /// Lets two ends lead to each other.
+    pub fn joined(mut ends: [End; 2]) -> [End; 2] {
         let at = ends.each_ref().map(End::at);
         ends[0].join(&at[1]);
         ends[1].join(&at[0]);
