@@ -48,7 +48,7 @@ pub enum MeetingPlace {
 
 /// A listener of other hosts.
 #[derive(Debug)]
-pub struct NetworkPlace(Listener);
+pub struct NetworkPlace(Box<Listener>);
 
 impl Reunion {
     /// The survivors of the communicator of this identity; the caller is rank `own`. `places` are
@@ -89,7 +89,7 @@ impl Reunion {
             match TcpListener::bind(address) {
                 Ok(socket) => {
                     let listener = Listener::new(vec![socket], self.own, &network.credentials)?;
-                    return Ok(MeetingPlace::Network(NetworkPlace(listener)));
+                    return Ok(MeetingPlace::Network(NetworkPlace(Box::new(listener))));
                 }
                 Err(e) => last = Some((address, e)),
             }
