@@ -27,7 +27,8 @@ pub struct Profile {
 
 /// Sources, outputs of `ibv_devinfo -v` but for the last two: mlx5 (ConnectX-5)
 /// github.com/open-mpi/ompi/pull/6137 and openucx/ucx/issues/10317; mlx4 (ConnectX-3)
-/// claudebarthels/infinity/issues/5; irdma (E810) deepseek-ai/3FS/issues/192; qedr openucx/ucx/issues/5148, which ends before its shared queues
+/// claudebarthels/infinity/issues/5; irdma (E810) deepseek-ai/3FS/issues/192; qedr
+/// openucx/ucx/issues/5148, which ends before its shared queues
 /// and atomics, so that it has none here; small-cq, a device without a name,
 /// ofiwg/libfabric/issues/6891, which begins with its completions, so that what stands before them
 /// is mlx4's. No output shows how many bytes may be inline: these are guesses.
