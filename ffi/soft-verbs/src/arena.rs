@@ -66,14 +66,22 @@ pub struct PortState {
     pub down_until: AtomicU64,
     /// How often its address has got another place.
     pub moves: AtomicU32,
-    /// 1: the device is gone.
-    pub gone: AtomicU32,
+    /// When the device vanished; 0: it is there.
+    pub gone_at: AtomicU64,
 }
 
 impl PortState {
     /// Whether the device is gone.
     pub fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed) != 0
+        self.gone_at.load(Ordering::Relaxed) != 0
+    }
+
+    /// Until when completions come.
+    pub fn end(&self) -> u64 {
+        match self.gone_at.load(Ordering::Relaxed) {
+            0 => u64::MAX,
+            time => time,
+        }
     }
 
     /// Whether packets get through.

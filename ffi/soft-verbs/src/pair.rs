@@ -326,6 +326,9 @@ impl Core {
 
     /// Tries what waits again.
     pub fn advance(self: &Arc<Core>) {
+        if self.process.port(self.device).is_gone() {
+            return;
+        }
         let mut sending = self.sending.lock().unwrap();
         if sending
             .stall
@@ -360,21 +363,22 @@ impl Core {
         }
         let (time, mut waits) = (now(), false);
         let mut waiting = std::mem::take(&mut sending.waiting);
-        for request in waiting
-            .iter_mut()
-            .filter(|request| request.carried.is_none())
-        {
-            let may_pass = !waits || may_overtake(self, sending, request);
-            if may_pass && (sending.is_deaf || request.lands_at <= time) {
+        for request in &mut waiting {
+            match request.carried {
+                Some(Ok(_)) => continue,
+                Some(Err(_)) => break,
+                None => {}
+            }
+            let may_pass = may_overtake(self, sending, request);
+            if (may_pass || !waits) && (sending.is_deaf || request.lands_at <= time) {
                 let carried = carry_out(self, sending, request);
                 let is_over = matches!(carried, Ok(_) | Err(Failure::Over(_)));
                 request.carried = is_over.then_some(carried);
             }
-            if request.carried.is_none() {
-                if !may_overtake(self, sending, request) {
-                    break;
-                }
-                waits = true;
+            match request.carried {
+                Some(Ok(_)) => {}
+                None if may_pass => waits = true,
+                _ => break,
             }
         }
         sending.waiting = waiting;

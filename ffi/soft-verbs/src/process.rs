@@ -140,7 +140,7 @@ impl Process {
                     ibv_event_type::IBV_EVENT_GID_CHANGE
                 }
                 Fault::Vanish => {
-                    port.gone.store(1, Ordering::Relaxed);
+                    port.gone_at.store(now(), Ordering::Relaxed);
                     ibv_event_type::IBV_EVENT_DEVICE_FATAL
                 }
             };

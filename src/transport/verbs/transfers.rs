@@ -129,11 +129,13 @@ impl Transfers {
         });
     }
 
-    /// The end of a transfer did not come.
-    pub fn give_back_end(&mut self, id: u64, offset: u64, bytes: u64) {
-        if let Some(transfer) = self.get_mut(id) {
-            transfer.has_end = false;
-            transfer.pieces.give_back(offset, bytes);
-        }
+    /// The end of a transfer did not come; false: it has ended well already.
+    pub fn give_back_end(&mut self, id: u64, offset: u64, bytes: u64) -> bool {
+        let Some(transfer) = self.get_mut(id) else {
+            return false;
+        };
+        transfer.has_end = false;
+        transfer.pieces.give_back(offset, bytes);
+        true
     }
 }

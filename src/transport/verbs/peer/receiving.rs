@@ -333,7 +333,11 @@ impl Peer {
         let (lost, again) = self.outbox.rewind(received);
         shared.counts.positions_again += again;
         for (id, offset, bytes) in lost {
-            self.transfers.give_back_end(id, offset, bytes);
+            if !self.transfers.give_back_end(id, offset, bytes) {
+                return Err(String::from(
+                    "its device has acknowledged the end of a long message and failed before that came to it",
+                ));
+            }
         }
         Ok(())
     }
