@@ -21,7 +21,7 @@ pub enum Fault {
     /// The request and those behind it are carried out, and no acknowledgement comes: the queue
     /// pair fails when its timeouts have passed.
     Lose,
-    /// The port carries nothing for so many nanoseconds.
+    /// The port carries nothing for this time, in nanoseconds.
     Down(u64),
     /// The port's address gets another place in its table.
     Move,

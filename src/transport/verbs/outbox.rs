@@ -328,7 +328,8 @@ impl Outbox {
         self.bad_puts.push(position);
     }
 
-    /// How many of the positions that have come, which are so many, begin with such a put.
+    /// Of the positions that have come, of which there are `received`, how many are left from the
+    /// first such put on.
     pub fn untold_count(&self, received: u64) -> u32 {
         let back = |bad: &u32| (received as u32).wrapping_sub(*bad) & VALUE_MASK;
         self.bad_puts.iter().map(back).max().unwrap_or(0)
