@@ -138,69 +138,106 @@ fn own(seed: u64, round: usize, index: usize, rank: u32) -> u64 {
     base * (u64::from(rank) + 1)
 }
 
-fn check(seed: u64, ranks: u32, round: usize, sums: &[u64]) {
-    let right = |index| {
-        (0..ranks)
-            .map(|rank| own(seed, round, index, rank))
-            .sum::<u64>()
-    };
-    let wrong: Vec<usize> = (0..sums.len()).filter(|&i| sums[i] != right(i)).collect();
-    let first = wrong.first();
-    assert!(
-        first.is_none(),
-        "sum {round}: {} of {} wrong, from {first:?}",
-        wrong.len(),
-        sums.len()
-    );
+/// What a rank writes over a sum that has failed: nothing comes there any more.
+const LEFT: u64 = 0xeeee_eeee_eeee_eeee;
+
+/// The sums of a rank, and their memory.
+struct Sums {
+    seed: u64,
+    rank: u32,
+    ranks: u32,
+    counts: Vec<usize>,
+    buffers: Vec<Buffer<u64>>,
+    /// How many have ended well.
+    good: usize,
+}
+
+impl Sums {
+    fn new(seed: u64, comm: &Communicator) -> Result<Sums> {
+        let mut prng = Prng::new(seed);
+        let counts =
+            (0..sums_count(seed)).map(|_| COUNTS[prng.below(COUNTS.len() as u64) as usize]);
+        let buffers = (0..BUFFERS).map(|_| comm.alloc(COUNTS[COUNTS.len() - 1]));
+        Ok(Sums {
+            seed,
+            rank: comm.rank(),
+            ranks: comm.ranks(),
+            counts: counts.collect(),
+            buffers: buffers.collect::<Result<_>>()?,
+            good: 0,
+        })
+    }
+
+    fn buffer(&self, round: usize) -> &Buffer<u64> {
+        &self.buffers[round % BUFFERS]
+    }
+
+    /// All of them, as long as they end well; each is looked at as long as its memory is its own.
+    fn run(&mut self, comm: &Communicator) -> Result<()> {
+        for round in 0..self.counts.len() {
+            let count = self.counts[round];
+            let own = |i| own(self.seed, round, i, self.rank);
+            let mut numbers: Vec<u64> = (0..count).map(own).collect();
+            let buffer = self.buffer(round);
+            // Every fourth in memory that is not registered.
+            match mix(self.seed ^ round as u64) % 4 {
+                0 => {
+                    comm.all_reduce(&mut numbers, ReduceOp::Sum)?;
+                    buffer.write(0, &numbers)?;
+                }
+                _ => {
+                    buffer.write(0, &numbers)?;
+                    comm.all_reduce(&buffer.range(..count), ReduceOp::Sum)?;
+                }
+            }
+            self.good += 1;
+            self.check_good();
+        }
+        Ok(())
+    }
+
+    /// Those that have ended well last are right.
+    fn check_good(&self) {
+        let all_of_memory = BUFFERS - usize::from(self.good < self.counts.len());
+        for round in self.good.saturating_sub(all_of_memory)..self.good {
+            let sums = &self.buffer(round).to_vec().unwrap()[..self.counts[round]];
+            let right = |index| -> u64 {
+                let of = |rank| own(self.seed, round, index, rank);
+                (0..self.ranks).map(of).sum()
+            };
+            let wrong: Vec<usize> = (0..sums.len()).filter(|&i| sums[i] != right(i)).collect();
+            let (count, all, first) = (wrong.len(), sums.len(), wrong.first());
+            assert!(
+                first.is_none(),
+                "sum {round}: {count} of {all} wrong, from {first:?}"
+            );
+        }
+    }
+
+    /// The memory of the sum that has failed is this rank's again.
+    fn leave(&self) {
+        let buffer = self.buffer(self.good);
+        buffer.write(0, &vec![LEFT; buffer.len()]).unwrap();
+    }
+
+    fn check_left(&self) {
+        let left = self.buffer(self.good).to_vec().unwrap();
+        assert!(
+            left.iter().all(|&word| word == LEFT),
+            "written after the end"
+        );
+    }
 }
 
 /// A rank: says how many sums have ended well, and how it failed if it did.
 pub fn sum_under_faults() {
-    let seed = std::env::var("LINERATE_TEST_SEED")
-        .unwrap()
-        .parse()
-        .unwrap();
-    let mut prng = Prng::new(seed);
-    let comm = Communicator::from_env().unwrap();
-    let (rank, ranks) = (comm.rank(), comm.ranks());
-    let counts: Vec<usize> = (0..sums_count(seed))
-        .map(|_| COUNTS[prng.below(COUNTS.len() as u64) as usize])
-        .collect();
-    let most = COUNTS[COUNTS.len() - 1];
-    let made: Result<Vec<Buffer<u64>>> = (0..BUFFERS).map(|_| comm.alloc(most)).collect();
-    let mut failure = made.as_ref().err().map(|error| (0, error.clone()));
-    let buffers = made.unwrap_or_default();
-    let look = |round: usize| {
-        let sums = buffers[round % BUFFERS].to_vec().unwrap();
-        check(seed, ranks, round, &sums[..counts[round]]);
-    };
-    for (round, &count) in counts.iter().enumerate() {
-        if failure.is_some() {
-            break;
-        }
-        let numbers: Vec<u64> = (0..count).map(|i| own(seed, round, i, rank)).collect();
-        let buffer = &buffers[round % BUFFERS];
-        buffer.write(0, &numbers).unwrap();
-        let ended = match prng.below(4) {
-            // Memory that is not registered.
-            0 => {
-                let mut numbers = numbers;
-                let ended = comm.all_reduce(&mut numbers, ReduceOp::Sum);
-                buffer.write(0, &numbers).unwrap();
-                ended
-            }
-            _ => comm.all_reduce(&buffer.range(..count), ReduceOp::Sum),
-        };
-        if let Err(error) = ended {
-            failure = Some((round, error));
-            break;
-        }
-        (round.saturating_sub(BUFFERS - 1)..=round).for_each(look);
-    }
-    drop(comm);
-    let good = failure.as_ref().map_or(counts.len(), |failure| failure.0);
-    const LEFT: u64 = 0xeeee_eeee_eeee_eeee;
-    if let Some((round, error)) = &failure {
+    let seed = std::env::var("LINERATE_TEST_SEED").unwrap();
+    let (seed, mut sums) = (seed.parse().unwrap(), None);
+    let ended = Communicator::from_env().and_then(|comm| {
+        let sums = sums.insert(Sums::new(seed, &comm)?);
+        sums.run(&comm)
+    });
+    if let Err(error) = &ended {
         let is_known = matches!(
             error.first_cause(),
             Error::PeerFailed { .. }
@@ -210,22 +247,15 @@ pub fn sum_under_faults() {
         );
         assert!(is_known, "{error}");
         println!("FAILED {error}");
-        buffers[round % BUFFERS]
-            .write(0, &vec![LEFT; most])
-            .unwrap();
+        sums.iter().for_each(Sums::leave);
     }
     println!("ENDED");
     wait_for_word();
-    // Nothing is written after the end.
-    (good.saturating_sub(BUFFERS - 1)..good).for_each(look);
-    if let Some(buffer) = failure.and_then(|(round, _)| buffers.get(round % BUFFERS)) {
-        let left = buffer.to_vec().unwrap();
-        assert!(
-            left.iter().all(|&word| word == LEFT),
-            "written after the end"
-        );
+    sums.iter().for_each(Sums::check_good);
+    if ended.is_err() {
+        sums.iter().for_each(Sums::check_left);
     }
-    println!("RESULT {good}");
+    println!("RESULT {}", sums.map_or(0, |sums| sums.good));
 }
 
 #[test]

@@ -260,9 +260,14 @@ class SoftVerbs(Common, unittest.TestCase):
                 script = f"export SOFT_VERBS={words}; LINERATE_CONFORMANCE_ONLY=verbs {BUILT['conformance']} clause_ --skip clause_02"
                 self.assertNotIn("skipped", self.check(script))
 
+    def test_a_device_without_reliable_connections_is_passed_over(self):
+        done = self.start(f"SOFT_VERBS=profile=efa-like {BUILT['linerate']} bench allreduce --transport verbs --ranks 2 -b 8 -e 8")
+        self.assertNotEqual(done.returncode, 0, said(done))
+        self.assertIn("it is no channel adapter", done.stderr, said(done))
+
     def test_profiles(self):
         """Conformance on every device."""
-        for profile in ("mlx4", "irdma", "qedr", "small-cq", "no-srq"):
+        for profile in ("mlx4", "irdma", "qedr", "bnxt", "small-cq", "no-srq"):
             with self.subTest(profile):
                 script = f"export SOFT_VERBS=profile={profile}; LINERATE_CONFORMANCE_ONLY=verbs {BUILT['conformance']} clause_"
                 self.assertNotIn("skipped", self.check(script))

@@ -28,10 +28,10 @@ pub struct Profile {
 /// Sources, outputs of `ibv_devinfo -v` but for the last two: mlx5 (ConnectX-5)
 /// github.com/open-mpi/ompi/pull/6137 and openucx/ucx/issues/10317; mlx4 (ConnectX-3)
 /// claudebarthels/infinity/issues/5; irdma (E810) deepseek-ai/3FS/issues/192; qedr
-/// openucx/ucx/issues/5148, which ends before its shared queues
-/// and atomics, so that it has none here; small-cq, a device without a name,
-/// ofiwg/libfabric/issues/6891, which begins with its completions, so that what stands before them
-/// is mlx4's. No output shows how many bytes may be inline: these are guesses.
+/// openucx/ucx/issues/5148, which ends before its shared queues and atomics, so that it has none
+/// here; small-cq, a device without a name, ofiwg/libfabric/issues/6891, which begins with its
+/// completions, so that what stands before them is mlx4's. No output shows how many bytes may be
+/// inline: these are guesses.
 ///
 /// bnxt (Broadcom P5) is what its drivers limit themselves to: Linux, drivers/infiniband/hw/bnxt_re
 /// (counts in bnxt_re.h; segments, reads, atomics and the requests that are kept back in
