@@ -41,7 +41,7 @@ TAKE_OUT = (
     "echo ${card##*/} >/sys/bus/virtio/drivers/virtio_net/unbind"
 )
 MEETING = "LINERATE_RENDEZVOUS=tcp://127.0.0.1:29500 LINERATE_DEBUG=info LINERATE_TIMEOUT=60"
-TESTS = ("command", "conformance", "device", "verbs")
+TESTS = ("command", "conformance", "device", "faults", "verbs")
 # Either host may begin to replace queue pairs; the other one follows.
 REPLACED = "generation [0-9]+ (begins|goes over)"
 BUILT = {}
@@ -112,9 +112,9 @@ class Common:
         return done.stdout
 
     def test_every_clause_of_the_contract(self):
-        for provider in ("verbs", "router:verbs"):
+        for provider in ("verbs", "verbs large", "router:verbs"):
             with self.subTest(provider):
-                script = f"LINERATE_CONFORMANCE_ONLY={provider} LINERATE_TEST_SCALE=4 {BUILT['conformance']} --test-threads=1 clause_"
+                script = f"LINERATE_CONFORMANCE_ONLY='{provider}' LINERATE_TEST_SCALE=4 {BUILT['conformance']} --test-threads=1 clause_"
                 self.assertNotIn("skipped", self.check(script))
 
     def test_perf_and_its_letters(self):
@@ -213,6 +213,9 @@ class SoftVerbs(Common, unittest.TestCase):
 
     def test_messages_that_are_cut_on_two_paths(self):
         self.assertIn("1 passed", self.check(f"{BUILT['verbs']} --nocapture faults::a_message_that_is_cut", devices=2))
+
+    def test_jobs_of_many_ranks(self):
+        self.assertNotIn("skipped", self.check(f"{BUILT['faults']} --test-threads=1 --nocapture many::"))
 
     def test_perf_takes_the_library_that_is_named(self):
         out = self.check(f"{BUILT['linerate']} perf write_bw --local -s 64K -n 100 && {BUILT['linerate']} perf write_bw --local -n 10 --transport shm")

@@ -545,4 +545,17 @@ mod tests {
         assert_eq!(slots, [64, 31, 8, 8]);
         assert_eq!(Sizes::of(Some(100), 4095).slots, 100);
     }
+
+    #[test]
+    fn a_rank_of_1024_that_uses_22_peers_pins_less_than_64_mib() {
+        let sizes = Sizes::of(None, 1023);
+        let rings = 2 * u64::from(sizes.slots) * SLOT_BYTES as u64;
+        // What an mlx5 takes: numbers of entries are powers of two, of 64 bytes in a completion
+        // queue, 256 in a send queue and 16 in a receive queue.
+        let rounded = |entries: u32, bytes: u64| u64::from(entries.next_power_of_two()) * bytes;
+        let pair = rounded(sizes.sends, 256) + rounded(sizes.receives, 16);
+        // Both neighbours of a ring, 20 partners of recursive doubling and other ranks of its host.
+        let pinned = rounded(sizes.completions, 64) + 22 * (rings + pair);
+        assert!(pinned < 64 << 20, "{pinned} bytes");
+    }
 }

@@ -65,6 +65,12 @@ impl Pair {
         self.generation.phase == Phase::Up
     }
 
+    /// Whether there have been no queue pairs and none are being made.
+    #[inline]
+    pub fn is_unused(&self) -> bool {
+        self.generation.phase == Phase::Idle
+    }
+
     /// Where it stands between two generations.
     pub fn generation(&self) -> &Generation {
         &self.generation

@@ -68,6 +68,11 @@ impl Transfer {
         }
     }
 
+    /// Whether it is a message that the peer has not granted a place yet.
+    pub fn is_offered(&self) -> bool {
+        self.kind == Kind::Message && self.target.is_none()
+    }
+
     /// Whether pieces are under way on any rail.
     pub fn is_under_way(&self) -> bool {
         self.under_way.iter().any(|&count| count > 0)

@@ -21,14 +21,14 @@ use super::pair::{Fault, Pair};
 use super::record::{Record, SLOT_BYTES};
 use super::regions::{Regions, Target};
 use super::shared::Shared;
-use super::transfers::{self, Transfers};
+use super::transfers::{self, Transfer, Transfers};
 use crate::error::Result;
 use crate::memory::{Region, View};
 use crate::transport::credits::Credits;
 use crate::transport::matching::Matching;
 use crate::transport::posts::PeerState;
 use crate::transport::requests::Requests;
-use crate::transport::{Event, Outcome};
+use crate::transport::{Event, Outcome, Traffic};
 use crate::types::Rank;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -91,11 +91,6 @@ impl Peer {
     }
 
     #[inline]
-    pub fn rank(&self) -> Rank {
-        self.rank
-    }
-
-    #[inline]
     pub fn state(&self) -> PeerState {
         self.state
     }
@@ -110,16 +105,20 @@ impl Peer {
         self.state = PeerState::Open;
     }
 
-    /// Makes the memory of both rings, which this rank itself does without.
+    /// Makes the memory of both rings, unless that was done.
     pub fn make_rings(&mut self, shared: &Shared) -> Result<()> {
+        if self.inbox.has_memory() {
+            return Ok(());
+        }
         let make = || {
             let bytes = shared.sizes.slots as usize * SLOT_BYTES;
             let region = Arc::new(Region::private(bytes)?);
             // A record is read when its arrival is told, which no device lets anything overtake.
             Registered::region(region, &shared.rails, false).map(Arc::new)
         };
-        self.inbox.set_memory(make()?);
-        self.outbox.set_staging(make()?);
+        let (inbox, staging) = (make()?, make()?);
+        self.inbox.set_memory(inbox);
+        self.outbox.set_staging(staging);
         Ok(())
     }
 
@@ -178,6 +177,20 @@ impl Peer {
             && self.transfers.queued_count() == 0
             && self.outbox.is_posted()
             && self.pair.links().all(Link::is_idle)
+    }
+
+    /// What is under way between this rank and it.
+    pub fn traffic(&self) -> Traffic {
+        let is_moving = !self.pair.links().all(Link::is_idle)
+            || !self.gets.is_empty()
+            || !self.changes.is_empty()
+            || !self.incoming.is_empty()
+            || !self.transfers.iter().all(Transfer::is_offered);
+        match (is_moving, self.is_idle() && !self.has_transfers()) {
+            (true, _) => Traffic::Moving,
+            (false, false) => Traffic::Held,
+            (false, true) => Traffic::Idle,
+        }
     }
 
     /// Whether it has bytes of this rank to get, or to be got, that lie in this rank's memory.
@@ -281,6 +294,7 @@ impl Peer {
 
     /// Both sides can receive: everything goes on.
     pub fn go_up(&mut self, shared: &mut Shared) {
+        self.outbox.note_reached();
         for transfer in self.incoming.transfers() {
             self.push_grant(transfer, shared);
         }
@@ -290,6 +304,11 @@ impl Peer {
             self.push(Record::Nothing, View::empty(), None, shared);
         }
         self.mark(shared);
+        self.tell_connected(shared);
+    }
+
+    /// Tells the caller, once, that posts are taken.
+    pub fn tell_connected(&mut self, shared: &mut Shared) {
         if !std::mem::replace(&mut self.is_told, true) {
             shared.ends.push(Event::Connected(self.rank));
         }

@@ -189,9 +189,10 @@ impl Peer {
         self.resolve_all(RegionKey(key), shared);
     }
 
-    /// Tells the peer of a region of this rank, unless it was told.
+    /// Tells the peer of a region of this rank, unless it was told. A peer without queue pairs is
+    /// not connected for that: it asks where it needs the region.
     pub fn export(&mut self, key: RegionKey, shared: &mut Shared) -> Result<(), PostError> {
-        if self.regions.is_exported(key) {
+        if self.regions.is_exported(key) || self.pair.is_unused() {
             return Ok(());
         }
         if self.outbox.waiting_count() > 0 {
