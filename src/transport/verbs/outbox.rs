@@ -342,8 +342,7 @@ impl Outbox {
         self.bad_puts.push(position);
     }
 
-    /// Of the positions that have come, of which there are `received`, how many are left from the
-    /// first such put on.
+    /// How many of the `received` positions, counted back from the last, begin with such a put.
     pub fn untold_count(&self, received: u64) -> u32 {
         let back = |bad: &u32| (received as u32).wrapping_sub(*bad) & VALUE_MASK;
         self.bad_puts.iter().map(back).max().unwrap_or(0)
