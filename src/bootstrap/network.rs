@@ -18,7 +18,6 @@ use super::coming::{Coming, Going};
 use super::connector::Connector;
 use super::contacts::{Other, pass_on, spread};
 use super::credentials::Credentials;
-use super::entrance::Entrance;
 use super::env::Place;
 use super::exchange::GroupKeys;
 use super::identity::{HostIdentity, own_user};
@@ -35,7 +34,6 @@ use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport::{self, Agreed, Offer, Options, agree};
 use crate::types::Rank;
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 /// Ranks that have met and exchanged nothing yet.
@@ -137,7 +135,13 @@ impl Network {
             Side::Head(server) => spread(*server, ranks, table, by)?,
             Side::Other(other) => pass_on(*other, (rank, ranks), table, by)?,
         };
-        tree::all_of_table(table, ranks)
+        let missing: Vec<Rank> = (0..ranks).filter(|r| !table.contains_key(r)).collect();
+        match missing.is_empty() {
+            true => Ok(table.into_values().collect()),
+            false => Err(Error::Malformed(format!(
+                "a table of contacts without ranks {missing:?}"
+            ))),
+        }
     }
 }
 
@@ -187,8 +191,9 @@ fn head(
 ) -> Result<Network> {
     let addresses = listening.addresses.iter().map(SocketAddr::to_string);
     let addresses: Vec<String> = addresses.collect();
-    let mut listener = Listener::new(listening.sockets, 0, credentials)?;
-    listener.serve_secret(listening.secret_socket)?;
+    let mut listener = Listener::new(listening.sockets, 0, credentials)
+        .map_err(|e| Error::os(format!("listening on {}", addresses.join(", ")), e))?;
+    listener.serve_secret(listening.secret_socket);
     if config.debug {
         note(&format!(
             "rank 0 of {}: it listens on {} ({})",
@@ -197,8 +202,7 @@ fn head(
             listening.why
         ));
     }
-    let entrance = Entrance::Network(Box::new(listener));
-    let mut server = Server::new(entrance, place.ranks, tree::table_bytes_max(place.ranks))?;
+    let mut server = Server::new(listener, place.ranks, tree::table_bytes_max(place.ranks));
     let wanted = Coming {
         ranks: place.ranks,
         fingerprint: config.shared_fingerprint(),
@@ -242,7 +246,6 @@ fn receive_all(
     let ranks = wanted.ranks;
     let mut come: Vec<Option<Coming>> = vec![None; ranks as usize];
     come[0] = Some(wanted.clone());
-    let mut missing = ranks - 1;
     loop {
         for (rank, body) in server.poll(Kind::Come, clock)? {
             let coming = Coming::parse(&body)?;
@@ -250,9 +253,8 @@ fn receive_all(
             if come[rank as usize].replace(coming).is_some() {
                 return Err(Error::Malformed(format!("rank {rank} came twice")));
             }
-            missing -= 1;
         }
-        if missing == 0 {
+        if come.iter().all(Option::is_some) {
             break;
         }
         let is_late = clock.now() >= deadline;
@@ -275,7 +277,6 @@ fn receive_all(
     };
     let offers: Vec<Offer> = come.iter().map(|coming| coming.offer.clone()).collect();
     let agreed = agree(&offers);
-    let local_ranks = local_ranks(&come);
     let answers: Vec<(Rank, String)> = (1..ranks)
         .map(|rank| {
             let parent = tree::parent(rank).filter(|&parent| parent > 0);
@@ -284,7 +285,7 @@ fn receive_all(
                 parent: parent
                     .map(|parent| SocketAddr::new(seen(parent), come[parent as usize].port)),
                 is_one_host,
-                local_rank: local_ranks[rank as usize],
+                local_rank: local_rank(&come, rank),
                 agreed: agreed.clone(),
             };
             (rank, going.emit())
@@ -296,15 +297,11 @@ fn receive_all(
     Ok((own, is_one_host, agreed))
 }
 
-/// The number of each rank among those of its host.
-fn local_ranks(come: &[Coming]) -> Vec<u32> {
-    let mut counts: HashMap<HostIdentity, u32> = HashMap::new();
-    let mut number = |coming: &Coming| {
-        let count = counts.entry(coming.host).or_default();
-        *count += 1;
-        *count - 1
-    };
-    come.iter().map(&mut number).collect()
+/// The number of a rank among those of its host.
+fn local_rank(come: &[Coming], rank: Rank) -> u32 {
+    let own = &come[rank as usize].host;
+    let before = come[..rank as usize].iter();
+    before.filter(|coming| coming.host == *own).count() as u32
 }
 
 /// What this rank's devices can do, if that is asked for.
@@ -494,7 +491,7 @@ fn listen_for_children(
     };
     let socket = TcpListener::bind((ip, 0)).map_err(what)?;
     let port = socket.local_addr().map_err(what)?.port();
-    let listener = Listener::new(vec![socket], rank, credentials)?;
+    let listener = Listener::new(vec![socket], rank, credentials).map_err(what)?;
     Ok((listener, port))
 }
 

@@ -103,7 +103,7 @@ mod tests {
 
     fn here(secret: Option<&str>) -> Here {
         Here {
-            ranks: crate::limits::RANKS_MAX,
+            ranks: 4096,
             group: 7,
             nonce: u64::MAX,
             secret: secret.map(String::from),

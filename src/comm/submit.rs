@@ -80,10 +80,7 @@ impl Driving {
                         return Err(error);
                     }
                     None if turn == looks.turns || !engine.waits_at_once() => break,
-                    None => {
-                        std::thread::yield_now();
-                        engine.note_sleep();
-                    }
+                    None => std::thread::yield_now(),
                 }
             }
             held = Some(borrows);

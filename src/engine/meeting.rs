@@ -62,7 +62,6 @@ impl Engine {
                 }
             }
         }
-        self.driver.links.transport.hand_over();
         Ok(id)
     }
 

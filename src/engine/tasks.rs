@@ -42,7 +42,6 @@ impl Engine {
         }
         // A round that had begun may need a rank that has left.
         self.fail_unreachable();
-        self.driver.links.transport.hand_over();
         Ok(id)
     }
 

@@ -79,11 +79,9 @@ impl Builder {
     }
 
     /// The next run-time slots, `n` of them; returns the first.
-    pub fn slots(&mut self, n: u32) -> SlotId {
+    pub fn slots(&mut self, n: u16) -> SlotId {
         let first = self.schedule.slots;
-        self.schedule.slots = first
-            .checked_add(n)
-            .expect("more slots than there are numbers");
+        self.schedule.slots = first.checked_add(n).expect("more than 65535 slots");
         first
     }
 
@@ -249,7 +247,7 @@ impl Builder {
     fn buffer(&mut self, buffer: Buffer) -> BufferId {
         self.schedule.buffers.push(buffer);
         self.histories.push(History::default());
-        BufferId((self.schedule.buffers.len() - 1) as u16)
+        BufferId(self.schedule.buffers.len() as u16 - 1)
     }
 
     /// Appends a step after everything that its ranges and the fences imply.

@@ -129,8 +129,6 @@ impl Engine {
         TaskId(self.tasks.len() - 1)
     }
 
-    pub fn note_sleep(&mut self) {}
-
     pub fn next_timeout(&self) -> Option<Time> {
         None
     }

@@ -13,7 +13,6 @@ mod info;
 mod launch;
 mod mesh;
 mod perf;
-mod profile;
 mod rdma;
 mod replay;
 mod system;

@@ -8,7 +8,6 @@ use super::arena::Keys;
 use super::link::Link;
 use super::proof;
 use super::statistics::{Flow, Latency};
-use linerate::unstable::wait::Spent;
 use linerate::unstable::wire::JobKey;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -58,8 +57,6 @@ pub enum Line {
         flow: Option<Flow>,
         /// Its times.
         latency: Option<Latency>,
-        /// What its time went to, if that was to be measured.
-        spent: Option<Spent>,
     },
     /// Nothing more will come.
     Done,

@@ -277,7 +277,6 @@ fn work(
     })?;
     printed?;
     report.print(&table::footer())?;
-    report.print(&table::profile(options, &rows))?;
     let document = Document::new(options, &side.link, &rows);
     report.finish(&document, &rows)
 }
@@ -363,7 +362,6 @@ mod tests {
             latency,
             wrong: Some(wrong),
             achievable: None,
-            profile: Vec::new(),
         }
     }
 
