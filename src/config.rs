@@ -33,7 +33,10 @@ const WINDOW_BYTES: Field = Field {
     ..Field::new(
         "window_bytes",
         "LINERATE_WINDOW_BYTES",
-        (16 << 10, 16 << 20),
+        (
+            limits::WINDOW_BYTES_MIN as u64,
+            limits::WINDOW_BYTES_MAX as u64,
+        ),
     )
 };
 const THREADS: Field = Field::new("threads", "LINERATE_THREADS", (1, 64));
@@ -49,7 +52,8 @@ pub struct Config {
     /// multiple of 64. Larger where a message costs more than its bytes. `LINERATE_CHUNK_BYTES`.
     pub chunk_bytes: usize,
     /// Bytes of one window slot (*shared*), the unit in which memory that is not registered is
-    /// staged. Default 256 KiB, 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
+    /// staged. Default 256 KiB, which becomes 512 KiB for each thread among which a rank shares its
+    /// work, if there are several; 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
     pub window_bytes: usize,
     /// Algorithm by name for every operation (*shared*); `None` lets the cost model choose.
     /// `LINERATE_ALGO`.

@@ -4,6 +4,7 @@
 
 pub use crate::collective::choose::Candidate;
 pub use crate::comm::{Explanation, FlushReport, Path, StepReport, StepTimes};
+pub use crate::cost::Bound;
 pub use crate::error::OsCause;
 pub use crate::partial::{RoundReport, Waited};
 pub use crate::sparse::{Counters, PHASES, Phase, Traffic};

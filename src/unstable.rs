@@ -13,7 +13,7 @@ pub mod bootstrap {
 }
 
 pub mod comm {
-    pub use crate::comm::{findings_host, last_level_cache_bytes};
+    pub use crate::comm::{begin_profile, end_profile, findings_host, last_level_cache_bytes};
 }
 
 pub mod config {
@@ -89,7 +89,7 @@ pub mod verbs {
 }
 
 pub mod wait {
-    pub use crate::wait::{Patience, SpinTime, Step, futex_wait};
+    pub use crate::wait::{Activity, Clock, Patience, Profile, Spent, SpinTime, Step, futex_wait};
 }
 
 pub mod wire {

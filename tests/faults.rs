@@ -15,6 +15,8 @@ mod fetching;
 mod job;
 #[path = "faults/limits.rs"]
 mod limits;
+#[path = "faults/many.rs"]
+mod many;
 #[path = "faults/pause.rs"]
 mod pause;
 #[path = "../src/prng.rs"]
@@ -34,6 +36,7 @@ fn child_entry() {
         "fetching" => fetching::exchange(),
         "unmapped" => fetching::unmapped(),
         "withdrawn" => fetching::withdrawn(),
+        "many" => many::many(),
         "paused" => pause::paused(),
         "receiving" => withdrawal::receiving(),
         "reducing" => withdrawal::reducing(),

@@ -11,9 +11,13 @@ use job::{Job, Outcome, free_port, own_address};
 use linerate::options::Place;
 use linerate::unstable::bootstrap::place_from_env;
 use linerate::{Communicator, ReduceOp};
+use rustix::net::sockopt;
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// What a rank does: joins, adds, and says so. Run by the test program itself, as another process.
 #[test]
@@ -78,6 +82,41 @@ fn ranks_meet_at_an_address() {
 fn ranks_of_three_levels_of_the_tree_meet() {
     let job = Job::new(22).with("LINERATE_RENDEZVOUS", &tcp(free_port()));
     check_good(&job.with("LINERATE_SECRET", "a secret of this test").run());
+}
+
+/// Connects to rank 0 of a job until that listens no more; says nothing, or what no rank says.
+fn flood(port: u16, is_over: &AtomicBool) -> usize {
+    let (mut open, mut count) = (VecDeque::new(), 0);
+    while !is_over.load(Ordering::Relaxed) {
+        let to = ([127, 0, 0, 1], port).into();
+        if let Ok(mut stream) = TcpStream::connect_timeout(&to, Duration::from_millis(500)) {
+            // Its end leaves nothing behind in the kernel, where other tests look.
+            sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+            // It may have been refused already.
+            let _ = stream.write_all(&[b'x'; 80][..count % 2 * 80]);
+            open.push_back(stream);
+            count += 1;
+        }
+        if open.len() > 500 {
+            open.pop_front();
+        }
+    }
+    count
+}
+
+#[test]
+fn many_processes_meet_beside_a_flood_of_connections() {
+    let (port, is_over) = (free_port(), AtomicBool::new(false));
+    let job = Job::new(64).with("LINERATE_RENDEZVOUS", &tcp(port));
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| flood(port, &is_over));
+        let outcomes = job.run();
+        is_over.store(true, Ordering::Relaxed);
+        let count = flood.join().unwrap();
+        check_good(&outcomes);
+        println!("{count} connections of others");
+        assert!(count > 0 && outcomes[0].stderr.contains("refused a connection"));
+    });
 }
 
 #[test]

@@ -26,13 +26,17 @@ mod refusals;
 mod registered;
 #[path = "verbs/removal.rs"]
 mod removal;
+#[path = "verbs/seeds.rs"]
+mod seeds;
 #[path = "verbs/words.rs"]
 mod words;
 
 /// What this program does where it is started as a rank.
 #[test]
 fn child_entry() {
-    if std::env::var("LINERATE_TEST_ROLE").as_deref() == Ok("sums") {
-        hosts::sum_until_told();
+    match std::env::var("LINERATE_TEST_ROLE").as_deref() {
+        Ok("sums") => hosts::sum_until_told(),
+        Ok("seeded") => seeds::sum_under_faults(),
+        _ => {}
     }
 }

@@ -51,7 +51,7 @@ fn static_library(target: &Path) -> PathBuf {
 }
 
 fn link(from: &Path, to: &Path) {
-    let exports = Path::new(env!("CARGO_MANIFEST_DIR")).join("exports.map");
+    let exports = Path::new("exports.map");
     let mut link = Command::new("cc");
     link.arg("-shared").arg("-o").arg(to);
     link.arg(format!("-Wl,--version-script={}", exports.display()));

@@ -38,11 +38,6 @@ impl<'a> BusyClock<'a> {
         self.clock.now()
     }
 
-    /// The clock alone.
-    pub(super) fn clock(self) -> &'a Clock {
-        self.clock
-    }
-
     /// How long a thread that wants to wait for `time` may be away at once, which is at most
     /// `most` for one that has something to do.
     pub(super) fn away(self, time: Duration, most: Duration) -> Duration {

@@ -28,7 +28,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(2);
 const CHALLENGE_TIME: Duration = Duration::from_secs(5);
 /// Pause between two rounds over all addresses: the first and the longest.
 const RETRY: Duration = Duration::from_millis(5);
-const RETRY_MAX: Duration = Duration::from_millis(50);
+const RETRY_MAX: Duration = Duration::from_millis(200);
 /// How long an answer with the wrong key may be that of an earlier job which is about to end.
 const WRONG_KEY_TIME: Duration = Duration::from_secs(2);
 /// Pause between two tries meanwhile.

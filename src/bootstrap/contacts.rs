@@ -79,21 +79,27 @@ fn late(ranks: u32, table: &Table) -> Error {
     ))
 }
 
-fn send_down(children: &mut [(Rank, Link)], table: &Table, clock: BusyClock<'_>) -> Result<()> {
+/// Sends the contacts of all to these ranks. Where one is lost, those behind it are told.
+pub(super) fn send_down(
+    children: &mut [(Rank, Link)],
+    table: &Table,
+    clock: BusyClock<'_>,
+) -> Result<()> {
     let bytes = tree::emit_table(table);
+    let mut sent = Ok(());
     for (rank, link) in children {
-        link.send(
-            Kind::Contacts,
-            &bytes,
-            (clock.now().after(SEND_TIME), clock),
-        )
-        .map_err(|Lost(why)| {
-            Error::Bootstrap(format!(
-                "rank {rank} left while contacts were exchanged: {why}"
-            ))
-        })?;
+        let by = (clock.now().after(SEND_TIME), clock);
+        sent = match sent {
+            Ok(()) => link.send(Kind::Contacts, &bytes, by).map_err(|Lost(why)| {
+                format!("rank {rank} left while contacts were exchanged: {why}")
+            }),
+            Err(text) => {
+                link.send_failure(&text, by);
+                Err(text)
+            }
+        };
     }
-    Ok(())
+    sent.map_err(Error::Bootstrap)
 }
 
 /// The part of the other ranks: contacts of the ranks below go up, and contacts of all go down.
@@ -224,7 +230,9 @@ fn pass_up(
             .listener
             .as_mut()
             .expect("a rank with children listens");
-        for new in listener.poll(clock.now())? {
+        let mut authenticated = Vec::new();
+        listener.poll(clock.now(), &mut authenticated)?;
+        for new in authenticated {
             let is_new = children.iter().all(|(known, _)| *known != new.rank);
             if new.detail == TO_PARENT && below.contains(&new.rank) && is_new {
                 let link = Link::new(new.stream, new.tls, tree::table_bytes_max(ranks));
@@ -250,10 +258,9 @@ fn pass_up(
         }
         if heard < below.len() {
             let links = children.iter().map(|(_, link)| link.as_fd());
-            let set: Vec<_> = listener
-                .descriptors()
+            let set: Vec<_> = [listener.as_fd(), other.head.as_fd()]
+                .into_iter()
                 .chain(links)
-                .chain([other.head.as_fd()])
                 .collect();
             wait_for(&set, PollFlags::IN, (deadline, clock));
         }

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 /// A number that is equal on ranks of one host: of one kernel, started once, and one network
 /// namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostIdentity(pub u64);
 
 impl HostIdentity {

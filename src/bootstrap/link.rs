@@ -12,8 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io::{ErrorKind, Read};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Rank 0 gives up at the deadline and says who is missing; the others wait this much longer for
@@ -180,6 +181,24 @@ impl Link {
             at: plain(stream.local_addr()?),
             frames: Frames::new(stream.into(), tls, bytes_max + 1)?,
         })
+    }
+
+    /// A link over a Unix socket. It has no addresses but loopback.
+    pub fn of_host(stream: UnixStream, bytes_max: usize) -> std::io::Result<Link> {
+        let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Ok(Link {
+            from: here,
+            at: here,
+            frames: Frames::new(stream.into(), None, bytes_max + 1)?,
+        })
+    }
+
+    /// Where it comes from, for people.
+    pub fn origin(&self) -> String {
+        match self.from.port() {
+            0 => "this host".into(),
+            _ => self.from.to_string(),
+        }
     }
 
     /// Whether both ends are on this host.

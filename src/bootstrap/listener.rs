@@ -2,16 +2,19 @@
 //!
 //! A peer that connects has to pass the handshake of [`crate::wire`] within [`HANDSHAKE_TIME`];
 //! until then this process keeps one message of it. With TLS the two agree on keys within the same
-//! time. At most [`UNAUTHENTICATED_MAX`] peers may be in their handshake, and the others wait in
-//! the kernel's queue. The first few refusals are printed on standard error, and the others are
-//! counted.
+//! time. At most [`UNAUTHENTICATED_MAX`] peers may be in their handshake.
+//!
+//! Which of them makes room where all these places are taken, and why that keeps no rank out, says
+//! [`Places`]. The first few refusals are printed on standard error, and the others are counted.
 
 use super::credentials::{Credentials, DETAIL_TLS};
 use super::note::note;
 use super::secret_socket::SecretSocket;
 use crate::config::{Config, differing_settings};
 use crate::error::{Error, Result};
+use crate::limits::BACKLOG;
 use crate::time::Time;
+use crate::transport::{ENTRANCE, Places, Standing};
 use crate::types::Rank;
 use crate::wire::{Claim, HANDSHAKE_BYTES, HandshakeMessage, Purpose, Refusal, Responder, Tls};
 use rustix::io::Errno;
@@ -27,17 +30,20 @@ pub(super) const TO_PARENT: u64 = 2;
 /// [`Claim::detail`] of a survivor that connects to the one that leads.
 pub(super) const TO_LEADER: u64 = 3;
 
-/// Peers in their handshake at once: a burst of ranks, and little memory.
-pub(super) const UNAUTHENTICATED_MAX: usize = 256;
+/// Peers in their handshake at once: a burst of ranks, and less than 1 MiB.
+pub(super) const UNAUTHENTICATED_MAX: usize = 1024;
 /// Records that a control connection keeps in either direction: it carries little, and rank 0 has
 /// one for every rank.
 pub(super) const TLS_RECORDS: usize = 1;
 /// How long a handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Where all places are taken, the oldest handshake is given up once it has taken this long.
-const HANDSHAKE_TIME_FULL: Duration = Duration::from_millis(500);
+/// Connections that are taken between two looks at those that are there: a part of all places, so
+/// that no peer is refused before it was looked at.
+const ACCEPTS_MAX: usize = 256;
 /// Refusals that are printed one by one.
 const PRINTED_MAX: u64 = 5;
+
+const _: () = assert!(4 * ACCEPTS_MAX <= UNAUTHENTICATED_MAX);
 
 /// A rank that has proven who it is.
 #[derive(Debug)]
@@ -52,7 +58,7 @@ pub(super) struct Authenticated {
 #[derive(Debug)]
 pub(super) struct Listener {
     sockets: Vec<TcpListener>,
-    unauthenticated: Vec<Unauthenticated>,
+    places: Places<Unauthenticated>,
     credentials: Credentials,
     /// Where the secret was made here.
     secret_socket: Option<SecretSocket>,
@@ -65,7 +71,6 @@ pub(super) struct Listener {
 struct Unauthenticated {
     stream: TcpStream,
     from: SocketAddr,
-    since: Time,
     message: HandshakeMessage,
     got: usize,
     responder: Option<(Responder, Claim)>,
@@ -79,15 +84,21 @@ impl Listener {
         sockets: Vec<TcpListener>,
         own: Rank,
         credentials: &Credentials,
-    ) -> std::io::Result<Listener> {
+    ) -> Result<Listener> {
+        let places = Places::new(UNAUTHENTICATED_MAX)?;
         for socket in &sockets {
-            socket.set_nonblocking(true)?;
-            // The standard library may listen with 128 places, and all ranks come at once.
-            rustix::net::listen(socket, 4096)?;
+            let listen = || -> std::io::Result<()> {
+                socket.set_nonblocking(true)?;
+                // The standard library may listen with 128 places, and all ranks come at once.
+                Ok(rustix::net::listen(socket, BACKLOG)?)
+            };
+            let what = || format!("rank {own} listening for others");
+            listen().map_err(|e| Error::os(what(), e))?;
+            places.watch(socket)?;
         }
         Ok(Listener {
             sockets,
-            unauthenticated: Vec::new(),
+            places,
             credentials: credentials.clone(),
             secret_socket: None,
             own,
@@ -97,20 +108,10 @@ impl Listener {
     }
 
     /// Serves the secret of the job, too.
-    pub fn serve_secret(&mut self, socket: Option<SecretSocket>) {
+    pub fn serve_secret(&mut self, socket: Option<SecretSocket>) -> Result<()> {
+        socket.iter().try_for_each(|one| self.places.watch(one))?;
         self.secret_socket = socket;
-    }
-
-    /// What to wait for.
-    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let sockets = self.sockets.iter().map(AsFd::as_fd);
-        let sockets = sockets.take(match self.unauthenticated.len() < UNAUTHENTICATED_MAX {
-            true => usize::MAX,
-            false => 0,
-        });
-        let secret_socket = self.secret_socket.iter().map(AsFd::as_fd);
-        let unauthenticated = self.unauthenticated.iter().map(|peer| peer.stream.as_fd());
-        sockets.chain(secret_socket).chain(unauthenticated)
+        Ok(())
     }
 
     /// How many were refused, and the last of them, for the error of a rank that waits in vain.
@@ -124,91 +125,124 @@ impl Listener {
         }
     }
 
-    /// Ranks that have proven who they are since the last call. Does not block. The error is one of
-    /// this process: no descriptor is left.
-    pub fn poll(&mut self, now: Time) -> Result<Vec<Authenticated>> {
-        self.secret_socket.iter().try_for_each(SecretSocket::poll)?;
-        self.accept(now)?;
-        let mut authenticated = Vec::new();
-        let mut index = 0;
-        while index < self.unauthenticated.len() {
-            match self.unauthenticated[index].poll(self.own, &self.credentials) {
-                Ok(Progress::Proven(rank, detail)) => {
-                    let peer = self.unauthenticated.swap_remove(index);
-                    authenticated.push(Authenticated {
-                        rank,
-                        detail: detail & !DETAIL_TLS,
-                        stream: peer.stream,
-                        tls: peer.tls,
-                    });
-                }
-                Ok(Progress::Differs(rank)) => {
-                    self.unauthenticated.swap_remove(index);
-                    return Err(other_tls(rank, self.credentials.has_tls));
-                }
-                Ok(Progress::None)
-                    if now.since(self.unauthenticated[index].since) < HANDSHAKE_TIME =>
-                {
-                    index += 1
-                }
-                Ok(Progress::None) => self.refuse(index, "said nothing more in time"),
-                Err(why) => self.refuse(index, &why),
+    /// Appends the ranks that have proven who they are since the last call. Does not block. The
+    /// error is one of this process, such as that no descriptor is left; the ranks that are here
+    /// are to be told.
+    pub fn poll(&mut self, now: Time, authenticated: &mut Vec<Authenticated>) -> Result<()> {
+        let mut heard = Ok(());
+        let mut is_entered = !self.places.is_open();
+        for index in 0..self.places.look() {
+            match self.places.found(index) {
+                ENTRANCE => is_entered = true,
+                number => heard = heard.and(self.hear(number, authenticated)),
             }
         }
-        Ok(authenticated)
-    }
-
-    fn accept(&mut self, now: Time) -> Result<()> {
-        let what = || format!("rank {} cannot let a rank in", self.own);
-        let mut accepted = Vec::new();
-        let mut is_full = false;
-        for socket in &self.sockets {
-            loop {
-                if self.unauthenticated.len() + accepted.len() >= UNAUTHENTICATED_MAX {
-                    is_full = true;
-                    break;
-                }
-                match socket.accept() {
-                    Ok((stream, from)) => accepted.push((stream, from)),
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                    Err(e) => match Errno::from_io_error(&e) {
-                        // The peer is gone already.
-                        Some(Errno::CONNABORTED | Errno::INTR) => {}
-                        Some(Errno::MFILE | Errno::NFILE) if !self.unauthenticated.is_empty() => {
-                            is_full = true;
-                            break;
-                        }
-                        _ => return Err(Error::os(what(), e)),
-                    },
-                }
-            }
-        }
-        for (stream, from) in accepted {
-            stream
-                .set_nonblocking(true)
-                .map_err(|e| Error::os(what(), e))?;
-            self.unauthenticated.push(Unauthenticated {
-                stream,
-                from,
-                since: now,
-                message: [0; HANDSHAKE_BYTES],
-                got: 0,
-                responder: None,
-                tls: None,
-            });
-        }
-        let peers = &self.unauthenticated;
-        let oldest = (0..peers.len()).min_by_key(|&i| peers[i].since);
-        if let (true, Some(oldest)) = (is_full, oldest)
-            && now.since(peers[oldest].since) >= HANDSHAKE_TIME_FULL
+        heard?;
+        while let Some((number, since, _)) = self.places.oldest()
+            && now.since(since) >= HANDSHAKE_TIME
         {
-            self.refuse(oldest, "had said nothing when others wanted its place");
+            self.refuse(number, "said nothing more in time");
+        }
+        if is_entered {
+            self.secret_socket.iter().try_for_each(SecretSocket::poll)?;
+            self.accept(now, authenticated)?;
         }
         Ok(())
     }
 
-    fn refuse(&mut self, index: usize, why: &str) {
-        let peer = self.unauthenticated.swap_remove(index);
+    /// Reads what a peer has said.
+    fn hear(&mut self, number: u64, authenticated: &mut Vec<Authenticated>) -> Result<()> {
+        // It has given up its place since the look.
+        let Some(peer) = self.places.get_mut(number) else {
+            return Ok(());
+        };
+        match peer.poll(self.own, &self.credentials) {
+            Ok(Progress::Proven(rank, detail)) => {
+                let peer = self.places.take(number);
+                authenticated.extend(peer.map(|peer| Authenticated {
+                    rank,
+                    detail: detail & !DETAIL_TLS,
+                    stream: peer.stream,
+                    tls: peer.tls,
+                }));
+            }
+            Ok(Progress::Differs(rank)) => {
+                self.places.take(number);
+                return Err(other_tls(rank, self.credentials.has_tls));
+            }
+            Ok(Progress::None) => {
+                let standing = peer.standing();
+                self.places.note(number, standing);
+            }
+            Err(why) => self.refuse(number, &why),
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, now: Time, authenticated: &mut Vec<Authenticated>) -> Result<()> {
+        let own = self.own;
+        let what = || format!("rank {own} cannot let a rank in");
+        let mut has_room = true;
+        'sockets: for at in 0..self.sockets.len() {
+            for _ in 0..ACCEPTS_MAX / self.sockets.len() {
+                has_room = self.places.has_room(now);
+                if !has_room {
+                    break 'sockets;
+                }
+                let (stream, from) = match self.sockets[at].accept() {
+                    Ok(new) => new,
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                    Err(e) => match Errno::from_io_error(&e) {
+                        // The peer is gone already.
+                        Some(Errno::CONNABORTED | Errno::INTR) => continue,
+                        Some(Errno::MFILE | Errno::NFILE) if !self.places.is_empty() => {
+                            has_room = self.make_room(now);
+                            match has_room {
+                                true => continue,
+                                false => break 'sockets,
+                            }
+                        }
+                        _ => return Err(Error::os(what(), e)),
+                    },
+                };
+                stream
+                    .set_nonblocking(true)
+                    .map_err(|e| Error::os(what(), e))?;
+                let peer = Unauthenticated {
+                    stream,
+                    from,
+                    message: [0; HANDSHAKE_BYTES],
+                    got: 0,
+                    responder: None,
+                    tls: None,
+                };
+                if self.places.is_full() {
+                    self.make_room(now);
+                }
+                let number = self.places.admit(peer, now)?;
+                self.hear(number, authenticated)?;
+            }
+        }
+        self.places.open(&self.sockets, has_room)
+    }
+
+    /// Refuses the peer that is the least likely to be a rank; false: each may be one.
+    fn make_room(&mut self, now: Time) -> bool {
+        let least = self.places.least_likely(now);
+        if let Some((number, standing)) = least {
+            let why = match standing {
+                Standing::Silent => "had said nothing when others wanted its place",
+                _ => "had proven nothing when others wanted its place",
+            };
+            self.refuse(number, why);
+        }
+        least.is_some()
+    }
+
+    fn refuse(&mut self, number: u64, why: &str) {
+        let Some(peer) = self.places.take(number) else {
+            return;
+        };
         let text = format!("from {} {why}", peer.from);
         self.refused += 1;
         if self.refused <= PRINTED_MAX {
@@ -222,6 +256,13 @@ impl Listener {
             ));
         }
         self.last_refusal = Some(text);
+    }
+}
+
+impl AsFd for Listener {
+    /// What to wait for: readable when anything has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.places.as_fd()
     }
 }
 
@@ -243,7 +284,21 @@ enum Progress {
     Differs(Rank),
 }
 
+impl AsFd for Unauthenticated {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
 impl Unauthenticated {
+    fn standing(&self) -> Standing {
+        match (&self.responder, &self.tls) {
+            (_, Some(_)) => Standing::Proven,
+            (Some(_), None) => Standing::Claims,
+            (None, None) => Standing::Silent,
+        }
+    }
+
     fn poll(
         &mut self,
         own: Rank,

@@ -6,6 +6,7 @@ use super::super::credentials::read_secret;
 use super::super::link::{Kind, Link};
 use super::*;
 use crate::config::{JobSettings, Secret};
+use crate::transport::PROOF_TIME;
 use crate::wait::Clock;
 use crate::wire::NONCE_BYTES;
 use std::io::Write;
@@ -24,11 +25,18 @@ fn listener() -> (Listener, SocketAddr) {
     )
 }
 
+fn poll(listener: &mut Listener, now: Time) -> Result<Vec<Authenticated>> {
+    let mut authenticated = Vec::new();
+    listener
+        .poll(now, &mut authenticated)
+        .map(|()| authenticated)
+}
+
 /// Polls until this many have been refused; the time is an argument, so nothing here waits for a
 /// clock.
 fn poll_until_refused(listener: &mut Listener, count: u64, now: Time) {
     while listener.refused < count {
-        assert!(listener.poll(now).unwrap().is_empty());
+        assert!(poll(listener, now).unwrap().is_empty());
         std::thread::yield_now();
     }
 }
@@ -49,33 +57,79 @@ fn garbage_is_refused_and_told_from_where() {
 fn whoever_says_nothing_is_put_out_when_its_time_is_over() {
     let (mut listener, address) = listener();
     let _silent = TcpStream::connect(address).unwrap();
-    while listener.unauthenticated.is_empty() {
-        listener.poll(Time(0)).unwrap();
+    while listener.places.is_empty() {
+        poll(&mut listener, Time(0)).unwrap();
     }
     let just_before = Time(0).after(HANDSHAKE_TIME - Duration::from_nanos(1));
-    listener.poll(just_before).unwrap();
-    assert_eq!((listener.unauthenticated.len(), listener.refused), (1, 0));
+    poll(&mut listener, just_before).unwrap();
+    assert_eq!((listener.places.is_empty(), listener.refused), (false, 0));
     poll_until_refused(&mut listener, 1, Time(0).after(HANDSHAKE_TIME));
     assert!(listener.refusals().contains("said nothing more in time"));
 }
 
-#[test]
-fn silent_connections_take_a_bounded_number_of_places_and_make_room() {
-    let (mut listener, address) = listener();
-    let count = UNAUTHENTICATED_MAX + 40;
-    let _silent: Vec<TcpStream> = (0..count)
-        .map(|_| TcpStream::connect(address).unwrap())
-        .collect();
-    while listener.unauthenticated.len() < UNAUTHENTICATED_MAX {
-        listener.poll(Time(0)).unwrap();
+/// Connections that say these bytes and nothing else; the listener has taken or refused them all.
+fn connect_silent(
+    listener: &mut Listener,
+    to: SocketAddr,
+    count: usize,
+    says: &[u8],
+) -> Vec<TcpStream> {
+    let mut silent = Vec::new();
+    for _ in 0..count {
+        let mut stream = TcpStream::connect(to).unwrap();
+        stream.write_all(says).unwrap();
+        silent.push(stream);
+        poll(listener, Time(0)).unwrap();
     }
-    listener.poll(Time(0)).unwrap();
+    silent
+}
+
+#[test]
+fn the_oldest_silent_connection_makes_room_at_once() {
+    let (mut listener, address) = listener();
+    let mut silent = connect_silent(&mut listener, address, UNAUTHENTICATED_MAX + 40, &[]);
+    poll_until_refused(&mut listener, 40, Time(0));
+    assert_eq!(listener.places.iter().count(), UNAUTHENTICATED_MAX);
+    assert!(listener.refusals().contains("others wanted its place"));
+    // It is closed, and the one behind the last of those that made room is not.
+    assert_eq!(silent[39].read(&mut [0; 8]).unwrap(), 0);
+    silent[40].set_nonblocking(true).unwrap();
     assert_eq!(
-        (listener.unauthenticated.len(), listener.refused),
-        (UNAUTHENTICATED_MAX, 0)
+        silent[40].read(&mut [0; 8]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
     );
-    poll_until_refused(&mut listener, 40, Time(0).after(HANDSHAKE_TIME_FULL));
-    assert!(listener.unauthenticated.len() <= UNAUTHENTICATED_MAX);
+}
+
+fn claim(rank: Rank) -> Claim {
+    Claim {
+        purpose: Purpose::Control,
+        initiator: rank,
+        responder: 0,
+        epoch: 3,
+        detail: TO_HEAD,
+    }
+}
+
+fn hello(claim: &Claim) -> HandshakeMessage {
+    let key = credentials().key().unwrap();
+    crate::wire::Initiator::new(&key, claim, &[7; NONCE_BYTES]).1
+}
+
+#[test]
+fn who_says_hello_has_time_for_a_proof_and_the_others_wait_meanwhile() {
+    let (mut listener, address) = listener();
+    let hello = hello(&claim(1));
+    let _liars = connect_silent(&mut listener, address, UNAUTHENTICATED_MAX, &hello);
+    while !listener.places.is_full() || listener.places.least_likely(Time(0)).is_some() {
+        poll(&mut listener, Time(0)).unwrap();
+    }
+    let _more = connect_silent(&mut listener, address, 40, &hello);
+    assert_eq!((listener.places.is_open(), listener.refused), (false, 0));
+    poll_until_refused(&mut listener, 40, Time(0).after(PROOF_TIME));
+    assert!(listener.refusals().contains("had proven nothing"));
+    while !listener.places.is_open() {
+        poll(&mut listener, Time(0).after(PROOF_TIME)).unwrap();
+    }
 }
 
 #[test]
@@ -83,9 +137,7 @@ fn a_hello_for_another_rank_start_or_purpose_gets_no_challenge() {
     let of = |claim: Claim, word: &str| {
         let (mut listener, address) = listener();
         let mut peer = TcpStream::connect(address).unwrap();
-        let (_, hello) =
-            crate::wire::Initiator::new(&credentials().key().unwrap(), &claim, &[7; NONCE_BYTES]);
-        peer.write_all(&hello).unwrap();
+        peer.write_all(&hello(&claim)).unwrap();
         poll_until_refused(&mut listener, 1, Time(0));
         assert!(
             listener.refusals().contains(word),
@@ -94,13 +146,7 @@ fn a_hello_for_another_rank_start_or_purpose_gets_no_challenge() {
         );
         assert_eq!(peer.read(&mut [0; 8]).unwrap_or(0), 0);
     };
-    let good = Claim {
-        purpose: Purpose::Control,
-        initiator: 1,
-        responder: 0,
-        epoch: 3,
-        detail: TO_HEAD,
-    };
+    let good = claim(1);
     of(
         Claim {
             responder: 2,
@@ -199,7 +245,7 @@ fn connect_through(
         connector.connect(|| Ok(vec![address]), (deadline, BusyClock::idle(&clock)))
     });
     let there = loop {
-        match listener.poll(Time(0)) {
+        match poll(&mut listener, Time(0)) {
             Ok(mut new) => match new.pop() {
                 Some(new) => {
                     assert_eq!((new.rank, new.detail), (1, TO_PARENT));

@@ -1,6 +1,9 @@
 //! Ranks as threads that introduce themselves, some of them wrongly, late or not at all.
 
+use super::super::unix::connect_to;
 use super::*;
+use crate::wait::Clock;
+use std::io::Write;
 
 fn run(job: &str, places: &[(Rank, u32, u64)], timeout: Duration) -> Vec<Result<Vec<Vec<u8>>>> {
     let job = format!("{job}-{}", std::process::id());
@@ -15,7 +18,10 @@ fn run(job: &str, places: &[(Rank, u32, u64)], timeout: Duration) -> Vec<Result<
                     blob: vec![rank as u8; rank as usize + 1],
                 };
                 let job = &job;
-                scope.spawn(move || exchange(&own, job, timeout, &Clock::monotonic()))
+                scope.spawn(move || {
+                    let clock = Clock::monotonic();
+                    exchange(&own, job, timeout, BusyClock::idle(&clock))
+                })
             })
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
@@ -69,16 +75,14 @@ fn a_job_name_in_use_says_so() {
         fingerprint: 0,
         blob: vec![],
     };
-    std::thread::scope(|scope| {
-        let first =
-            scope.spawn(|| exchange(&own, &name, Duration::from_secs(2), &Clock::monotonic()));
-        std::thread::sleep(Duration::from_millis(200));
-        let text = exchange(&own, &name, Duration::from_secs(1), &Clock::monotonic())
-            .unwrap_err()
-            .to_string();
-        assert!(text.contains("LINERATE_JOB"), "{text}");
-        assert!(first.join().unwrap().is_err());
-    });
+    let first = HostListener::new(&name).unwrap();
+    let clock = Clock::monotonic();
+    let second = exchange(&own, &name, TELL_TIME, BusyClock::idle(&clock));
+    let text = second.unwrap_err().to_string();
+    assert!(text.contains("LINERATE_JOB"), "{text}");
+    drop(first);
+    let long = exchange(&own, &"x".repeat(100), TELL_TIME, BusyClock::idle(&clock));
+    assert!(long.unwrap_err().to_string().contains("60 characters"));
 }
 
 #[test]
@@ -91,17 +95,19 @@ fn a_rank_that_ends_while_others_are_waited_for_is_named_at_once() {
         blob: vec![1],
     };
     let hour = Duration::from_secs(3600);
+    let run = |rank| {
+        let clock = Clock::monotonic();
+        exchange(&introduction(rank), &job, hour, BusyClock::idle(&clock))
+    };
     std::thread::scope(|scope| {
         let clock = Clock::monotonic();
-        let first = scope.spawn(|| exchange(&introduction(0), &job, hour, &Clock::monotonic()));
-        let address = address_of(&job).unwrap();
-        let mut stream = reach(1, &job, &address, clock.now().after(hour), &clock).unwrap();
-        stream
-            .write_all(&emit_introduction(&introduction(1), JOINS))
-            .unwrap();
-        drop(stream);
+        let by = (clock.now().after(hour), BusyClock::idle(&clock));
+        let first = scope.spawn(|| run(0));
+        let mut link = reach((1, 3), &job, by).unwrap();
+        link.send(Kind::Come, &emit(&introduction(1)), by).unwrap();
+        drop(link);
         // The third one comes when the others have failed already, and is told why.
-        let third = scope.spawn(|| exchange(&introduction(2), &job, hour, &Clock::monotonic()));
+        let third = scope.spawn(|| run(2));
         for result in [first.join().unwrap(), third.join().unwrap()] {
             let text = result.unwrap_err().to_string();
             assert!(text.contains("rank 1 failed while others"), "{text}");
@@ -110,11 +116,39 @@ fn a_rank_that_ends_while_others_are_waited_for_is_named_at_once() {
 }
 
 #[test]
-fn a_rank_that_has_come_is_alive_until_its_connection_ends() {
-    let (here, there) = UnixStream::pair().unwrap();
-    let streams: Streams = vec![None, Some(here)];
-    check_alive(&streams).unwrap();
-    drop(there);
-    let text = check_alive(&streams).unwrap_err().to_string();
-    assert!(text.contains("rank 1 failed"), "{text}");
+fn silent_processes_and_other_programs_keep_no_rank_of_the_host_out() {
+    let job = format!("silent-{}", std::process::id());
+    let name = name_of(&job).unwrap();
+    let come = |rank| Introduction {
+        rank,
+        ranks: 3,
+        fingerprint: 1,
+        blob: vec![rank as u8],
+    };
+    let run = |rank| {
+        let clock = Clock::monotonic();
+        let by = (Duration::from_secs(60), BusyClock::idle(&clock));
+        exchange(&come(rank), &job, by.0, by.1)
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| run(0));
+        let mut others = Vec::new();
+        while others.len() < 400 {
+            match connect_to(&name) {
+                Ok(mut stream) => {
+                    // Every second one speaks, and no language of ours.
+                    if others.len() % 2 == 0 {
+                        let _ = stream.write_all(b"GET / HTTP/1.1");
+                    }
+                    others.push(stream);
+                }
+                // Rank 0 does not listen yet, or has not taken those that wait.
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+        let ranks = [1, 2].map(|rank| scope.spawn(move || run(rank)));
+        for thread in [first].into_iter().chain(ranks) {
+            assert_eq!(thread.join().unwrap().unwrap(), [[0], [1], [2]]);
+        }
+    });
 }

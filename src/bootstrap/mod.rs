@@ -2,7 +2,8 @@
 //!
 //! [`place_from_env`] reads what launchers set, purely. [`Meeting`] brings the ranks of a job
 //! together and carries one blob of every rank to every rank: over a Unix socket where all are on
-//! this host (`local.rs`), else over TCP (`network.rs`; read that first). Where the caller has a
+//! this host (`local.rs`), else over TCP (`network.rs`; read that first). Rank 0 has one
+//! [`Server`](server::Server) for both. Where the caller has a
 //! way between its processes, rank 0 says by it where it listens (`exchange.rs`). [`Reunion`] is
 //! where the survivors of a failed communicator meet.
 
@@ -14,6 +15,7 @@ mod contacts;
 mod cores;
 mod credentials;
 mod descriptors;
+mod entrance;
 mod env;
 mod exchange;
 mod identity;
@@ -34,12 +36,13 @@ mod secret_socket;
 mod server;
 mod survivors;
 mod tree;
+mod unix;
 
 pub use busy::BusyClock;
 pub use contact::RankContact;
 pub use cores::Cores;
 pub use credentials::read_secret;
-pub use descriptors::check_descriptors;
+pub use descriptors::{check_descriptors, raise_descriptors};
 pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_from_env};
 pub use exchange::{Exchange, GroupKeys};
 pub use identity::HostIdentity;
@@ -77,6 +80,7 @@ impl Meeting {
     /// Goes where the ranks of the job meet. Over TCP, waits until all have come, at most for the
     /// timeout of the settings; on one host they come with their blobs.
     pub fn go_to(place: &Place, config: &Config, clock: BusyClock<'_>) -> Result<Meeting> {
+        raise_descriptors(place.ranks);
         let network = match place.rendezvous {
             _ if place.ranks == 1 => None,
             Rendezvous::Host => None,
@@ -92,6 +96,7 @@ impl Meeting {
         clock: BusyClock<'_>,
     ) -> Result<Meeting> {
         let place = keys.place();
+        raise_descriptors(place.ranks);
         let network = match place.ranks {
             1 => None,
             _ => Some(Network::meet_by(keys, config, clock)?),
@@ -180,9 +185,7 @@ impl Meeting {
     /// the error back.
     pub fn decline(self, error: Error, clock: BusyClock<'_>) -> Error {
         match self.way {
-            Way::Host { job, .. } => {
-                local::decline(self.rank, self.ranks, &job, error, clock.clock())
-            }
+            Way::Host { job, .. } => local::decline(self.rank, self.ranks, &job, error, clock),
             Way::Network(network) => network.decline(error, clock),
         }
     }
@@ -202,7 +205,7 @@ impl Meeting {
                     fingerprint,
                     blob,
                 };
-                local::exchange(&own, &job, timeout, clock.clock())
+                local::exchange(&own, &job, timeout, clock)
             }
         }
     }

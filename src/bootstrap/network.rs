@@ -18,6 +18,7 @@ use super::coming::{Coming, Going};
 use super::connector::Connector;
 use super::contacts::{Other, pass_on, spread};
 use super::credentials::Credentials;
+use super::entrance::Entrance;
 use super::env::Place;
 use super::exchange::GroupKeys;
 use super::identity::{HostIdentity, own_user};
@@ -34,6 +35,7 @@ use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::transport::{self, Agreed, Offer, Options, agree};
 use crate::types::Rank;
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 /// Ranks that have met and exchanged nothing yet.
@@ -135,13 +137,7 @@ impl Network {
             Side::Head(server) => spread(*server, ranks, table, by)?,
             Side::Other(other) => pass_on(*other, (rank, ranks), table, by)?,
         };
-        let missing: Vec<Rank> = (0..ranks).filter(|r| !table.contains_key(r)).collect();
-        match missing.is_empty() {
-            true => Ok(table.into_values().collect()),
-            false => Err(Error::Malformed(format!(
-                "a table of contacts without ranks {missing:?}"
-            ))),
-        }
+        tree::all_of_table(table, ranks)
     }
 }
 
@@ -191,9 +187,8 @@ fn head(
 ) -> Result<Network> {
     let addresses = listening.addresses.iter().map(SocketAddr::to_string);
     let addresses: Vec<String> = addresses.collect();
-    let mut listener = Listener::new(listening.sockets, 0, credentials)
-        .map_err(|e| Error::os(format!("listening on {}", addresses.join(", ")), e))?;
-    listener.serve_secret(listening.secret_socket);
+    let mut listener = Listener::new(listening.sockets, 0, credentials)?;
+    listener.serve_secret(listening.secret_socket)?;
     if config.debug {
         note(&format!(
             "rank 0 of {}: it listens on {} ({})",
@@ -202,7 +197,8 @@ fn head(
             listening.why
         ));
     }
-    let mut server = Server::new(listener, place.ranks, tree::table_bytes_max(place.ranks));
+    let entrance = Entrance::Network(Box::new(listener));
+    let mut server = Server::new(entrance, place.ranks, tree::table_bytes_max(place.ranks))?;
     let wanted = Coming {
         ranks: place.ranks,
         fingerprint: config.shared_fingerprint(),
@@ -246,6 +242,7 @@ fn receive_all(
     let ranks = wanted.ranks;
     let mut come: Vec<Option<Coming>> = vec![None; ranks as usize];
     come[0] = Some(wanted.clone());
+    let mut missing = ranks - 1;
     loop {
         for (rank, body) in server.poll(Kind::Come, clock)? {
             let coming = Coming::parse(&body)?;
@@ -253,8 +250,9 @@ fn receive_all(
             if come[rank as usize].replace(coming).is_some() {
                 return Err(Error::Malformed(format!("rank {rank} came twice")));
             }
+            missing -= 1;
         }
-        if come.iter().all(Option::is_some) {
+        if missing == 0 {
             break;
         }
         let is_late = clock.now() >= deadline;
@@ -277,6 +275,7 @@ fn receive_all(
     };
     let offers: Vec<Offer> = come.iter().map(|coming| coming.offer.clone()).collect();
     let agreed = agree(&offers);
+    let local_ranks = local_ranks(&come);
     let answers: Vec<(Rank, String)> = (1..ranks)
         .map(|rank| {
             let parent = tree::parent(rank).filter(|&parent| parent > 0);
@@ -285,7 +284,7 @@ fn receive_all(
                 parent: parent
                     .map(|parent| SocketAddr::new(seen(parent), come[parent as usize].port)),
                 is_one_host,
-                local_rank: local_rank(&come, rank),
+                local_rank: local_ranks[rank as usize],
                 agreed: agreed.clone(),
             };
             (rank, going.emit())
@@ -297,11 +296,15 @@ fn receive_all(
     Ok((own, is_one_host, agreed))
 }
 
-/// The number of a rank among those of its host.
-fn local_rank(come: &[Coming], rank: Rank) -> u32 {
-    let own = &come[rank as usize].host;
-    let before = come[..rank as usize].iter();
-    before.filter(|coming| coming.host == *own).count() as u32
+/// The number of each rank among those of its host.
+fn local_ranks(come: &[Coming]) -> Vec<u32> {
+    let mut counts: HashMap<HostIdentity, u32> = HashMap::new();
+    let mut number = |coming: &Coming| {
+        let count = counts.entry(coming.host).or_default();
+        *count += 1;
+        *count - 1
+    };
+    come.iter().map(&mut number).collect()
 }
 
 /// What this rank's devices can do, if that is asked for.
@@ -491,7 +494,7 @@ fn listen_for_children(
     };
     let socket = TcpListener::bind((ip, 0)).map_err(what)?;
     let port = socket.local_addr().map_err(what)?.port();
-    let listener = Listener::new(vec![socket], rank, credentials).map_err(what)?;
+    let listener = Listener::new(vec![socket], rank, credentials)?;
     Ok((listener, port))
 }
 

@@ -2,10 +2,18 @@
 
 use super::super::coming::FRAME_BYTES_MAX;
 use super::super::contact::CONTACT_BYTES_MAX;
+use super::super::descriptors::raise_descriptors;
+use super::super::listener::UNAUTHENTICATED_MAX;
 use super::*;
 use crate::config::{JobSettings, Secret};
 use crate::transport::{Fabric, Lack};
 use crate::wait::Clock;
+use crate::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, NONCE_BYTES, Purpose};
+use rustix::net::sockopt;
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 fn settings() -> Config {
@@ -24,9 +32,14 @@ fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-/// Runs one thread for each rank that has a function.
-fn run<T: Send>(ranks: u32, run: impl Fn(Place, Config) -> T + Sync) -> Vec<T> {
-    let name = format!("tcp://127.0.0.1:{}", free_port());
+/// Runs one thread for each rank.
+fn run<T: Send>(ranks: u32, rank: impl Fn(Place, Config) -> T + Sync) -> Vec<T> {
+    run_at(free_port(), ranks, rank)
+}
+
+/// As [`run`]; rank 0 listens on this port.
+fn run_at<T: Send>(port: u16, ranks: u32, run: impl Fn(Place, Config) -> T + Sync) -> Vec<T> {
+    let name = format!("tcp://127.0.0.1:{port}");
     std::thread::scope(|scope| {
         let start = |rank| {
             let place = Place::named(rank, ranks, &name).unwrap();
@@ -57,6 +70,83 @@ fn two_hundred_ranks_exchange_blobs_of_any_length() {
     });
     let expected: Vec<Vec<u8>> = (0..ranks).map(blob).collect();
     assert!(results.iter().all(|result| *result == expected));
+}
+
+/// Connects again and again until the job has met, as a peer that is no rank: it says nothing, half
+/// a hello, a good hello and no proof, or what no rank says. Counts the connections.
+fn flood(to: SocketAddr, has_met: &AtomicBool, count: &AtomicUsize) {
+    let claim = |initiator| Claim {
+        purpose: Purpose::Control,
+        initiator,
+        responder: 0,
+        epoch: 0,
+        detail: TO_HEAD,
+    };
+    let key = JobKey::derive(b"another secret", b"");
+    let mut open = VecDeque::new();
+    while !has_met.load(Ordering::Relaxed) {
+        let number = count.load(Ordering::Relaxed);
+        let (_, hello) = Initiator::new(&key, &claim(number as Rank), &[7; NONCE_BYTES]);
+        let Ok(mut stream) = TcpStream::connect_timeout(&to, Duration::from_millis(500)) else {
+            std::thread::yield_now();
+            continue;
+        };
+        let said: &[u8] = match number % 4 {
+            0 => &[],
+            1 => &hello[..HANDSHAKE_BYTES / 2],
+            2 => &hello,
+            _ => &[b'x'; HANDSHAKE_BYTES],
+        };
+        // Its end leaves nothing behind in the kernel, where other tests look.
+        sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+        // It may have been refused already.
+        let _ = stream.write_all(said);
+        open.push_back(stream);
+        if open.len() > 300 {
+            open.pop_front();
+        }
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_thousand_ranks_meet_at_once_beside_a_flood_of_peers_that_are_none() {
+    // Both ends of all connections are in this process.
+    raise_descriptors(1 << 14);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let ranks = match limit.is_none_or(|limit| limit >= 10_000) {
+        true => 1024,
+        false => 100,
+    };
+    let port = free_port();
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let (met, count) = (AtomicU32::new(0), AtomicUsize::new(0));
+    let has_met = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let floods = [(); 3].map(|()| scope.spawn(|| flood(to, &has_met, &count)));
+        let results = run_at(port, ranks, |place, config| {
+            // All places are taken many times before the first rank comes.
+            while place.rank > 0 && count.load(Ordering::Relaxed) < 3 * UNAUTHENTICATED_MAX {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let clock = Clock::monotonic();
+            let clock = BusyClock::idle(&clock);
+            let network = Network::meet(&place, &config, clock)?;
+            if met.fetch_add(1, Ordering::Relaxed) + 1 == ranks {
+                has_met.store(true, Ordering::Relaxed);
+            }
+            network.exchange(&place.rank.to_le_bytes(), clock)
+        });
+        has_met.store(true, Ordering::Relaxed);
+        for flood in floods {
+            flood.join().unwrap();
+        }
+        println!("{} connections of others", count.load(Ordering::Relaxed));
+        for result in results {
+            let of_ranks = (0..ranks).map(|rank| rank.to_le_bytes().to_vec());
+            assert!(result.unwrap().into_iter().eq(of_ranks));
+        }
+    });
 }
 
 #[test]
@@ -192,8 +282,7 @@ fn ranks_are_counted_by_their_hosts() {
             .iter()
             .map(|&host| Coming { host, ..coming() })
             .collect();
-        let ranks = 0..hosts.len() as Rank;
-        ranks.map(|rank| local_rank(&come, rank)).collect()
+        local_ranks(&come)
     };
     assert_eq!(numbers(&[a, b, a, b, a]), [0, 0, 1, 1, 2]);
     assert_eq!(numbers(&[b, b, a, a]), [0, 1, 0, 1]);

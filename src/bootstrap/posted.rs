@@ -103,7 +103,7 @@ mod tests {
 
     fn here(secret: Option<&str>) -> Here {
         Here {
-            ranks: 4096,
+            ranks: crate::limits::RANKS_MAX,
             group: 7,
             nonce: u64::MAX,
             secret: secret.map(String::from),

@@ -8,16 +8,15 @@ use super::connector::Connector;
 use super::credentials::Credentials;
 use super::env::ports_of;
 use super::listener::{Listener, TO_LEADER};
-use super::local::is_same_user;
 use super::survivors::{Conversation, FRAME_BYTES_MAX};
+use super::unix::{connect_to, is_same_user, listen_at};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 use crate::wait::Clock;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 /// How long a visit may take: a leader that listens answers at once, and a visitor has to look
@@ -49,7 +48,7 @@ pub enum MeetingPlace {
 
 /// A listener of other hosts.
 #[derive(Debug)]
-pub struct NetworkPlace(Listener);
+pub struct NetworkPlace(Box<Listener>);
 
 impl Reunion {
     /// The survivors of the communicator of this identity; the caller is rank `own`. `places` are
@@ -79,11 +78,7 @@ impl Reunion {
             )
         };
         let Some(network) = &self.network else {
-            let listener =
-                UnixListener::bind_addr(&self.name(self.own)?).map_err(|e| Error::os(what(), e))?;
-            listener
-                .set_nonblocking(true)
-                .map_err(|e| Error::os(what(), e))?;
+            let listener = listen_at(&self.name(self.own)).map_err(|e| Error::os(what(), e))?;
             return Ok(MeetingPlace::Host(listener));
         };
         network
@@ -93,9 +88,8 @@ impl Reunion {
         for address in self.addresses(network, self.own) {
             match TcpListener::bind(address) {
                 Ok(socket) => {
-                    let listener = Listener::new(vec![socket], self.own, &network.credentials);
-                    let listener = listener.map_err(|e| Error::os(what(), e))?;
-                    return Ok(MeetingPlace::Network(NetworkPlace(listener)));
+                    let listener = Listener::new(vec![socket], self.own, &network.credentials)?;
+                    return Ok(MeetingPlace::Network(NetworkPlace(Box::new(listener))));
                 }
                 Err(e) => last = Some((address, e)),
             }
@@ -111,7 +105,7 @@ impl Reunion {
     /// Connects to a leader; `None`: it does not listen yet.
     pub fn visit(&self, leader: Rank, clock: &Clock) -> Result<Option<Conversation>> {
         let Some(network) = &self.network else {
-            let stream = UnixStream::connect_addr(&self.name(leader)?).ok();
+            let stream = connect_to(&self.name(leader)).ok();
             let of_user = stream.filter(is_same_user);
             return Ok(of_user.and_then(|stream| Conversation::new(stream.into(), None, clock)));
         };
@@ -129,10 +123,9 @@ impl Reunion {
         Ok(proven.and_then(|(stream, tls)| Conversation::new(stream.into(), tls, clock)))
     }
 
-    fn name(&self, leader: Rank) -> Result<UnixAddress> {
+    fn name(&self, leader: Rank) -> String {
         let user = rustix::process::geteuid().as_raw();
-        let name = format!("linerate-rebuild-{user}-{:016x}-{leader}", self.identity);
-        UnixAddress::from_abstract_name(name).map_err(|e| Error::os("naming a meeting place", e))
+        format!("linerate-rebuild-{user}-{:016x}-{leader}", self.identity)
     }
 
     fn addresses(&self, network: &Network, leader: Rank) -> Vec<SocketAddr> {
@@ -161,8 +154,9 @@ impl MeetingPlace {
                 }
             }
             MeetingPlace::Network(NetworkPlace(listener)) => {
-                let new = listener.poll(clock.now())?.into_iter();
-                let survivors = new.filter(|new| new.detail == TO_LEADER);
+                let mut new = Vec::new();
+                listener.poll(clock.now(), &mut new)?;
+                let survivors = new.into_iter().filter(|new| new.detail == TO_LEADER);
                 let conversations = survivors
                     .filter_map(|new| Conversation::new(new.stream.into(), new.tls, clock));
                 came.extend(conversations);

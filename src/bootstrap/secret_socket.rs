@@ -7,15 +7,12 @@
 //! gets the secret nor is taken for rank 0.
 
 use super::credentials::Credentials;
-use super::local::is_same_user;
 use super::random::random_bytes;
+use super::unix::{connect_to, is_same_user, listen_at};
 use crate::error::{Error, Result};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 /// 256 bits.
@@ -35,19 +32,10 @@ impl SecretSocket {
     pub fn open(port: u16, credentials: &Credentials) -> Result<SecretSocket> {
         let what = || format!("opening a Unix socket for the ranks that come to port {port}");
         let secret = random_bytes().map_err(|e| Error::os(what(), e))?;
-        let open = || -> rustix::io::Result<OwnedFd> {
-            let socket = new_socket()?;
-            bind(&socket, &name_of(port, credentials)?)?;
-            // All ranks connect at once.
-            listen(&socket, 4096)?;
-            Ok(socket)
-        };
-        let listener = open().map_err(|e| Error::os(what(), e))?;
+        let listener = listen_at(&name_of(port, credentials));
+        let listener = listener.map_err(|e| Error::os(what(), e))?;
         credentials.take_secret(&secret);
-        Ok(SecretSocket {
-            listener: listener.into(),
-            secret,
-        })
+        Ok(SecretSocket { listener, secret })
     }
 
     /// Sends the secret to the processes that have connected. Does not block. The error is one of
@@ -80,10 +68,7 @@ impl AsFd for SecretSocket {
 /// have it now.
 pub(super) fn ask(port: u16, credentials: &Credentials) -> bool {
     let asked = || -> std::io::Result<Option<[u8; SECRET_BYTES]>> {
-        let socket = new_socket()?;
-        // It fails where the queue is full, and is tried again later.
-        connect(&socket, &name_of(port, credentials)?)?;
-        let mut stream = UnixStream::from(socket);
+        let mut stream = connect_to(&name_of(port, credentials))?;
         if !is_same_user(&stream) {
             return Ok(None);
         }
@@ -100,15 +85,9 @@ pub(super) fn ask(port: u16, credentials: &Credentials) -> bool {
     true
 }
 
-fn new_socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-}
-
-fn name_of(port: u16, credentials: &Credentials) -> rustix::io::Result<SocketAddrUnix> {
+fn name_of(port: u16, credentials: &Credentials) -> String {
     let user = rustix::process::geteuid().as_raw();
     let mix = |hash: u64, byte: u8| crate::prng::mix(hash ^ u64::from(byte));
     let job = credentials.job.bytes().fold(credentials.epoch, mix);
-    let name = format!("linerate-secret-{user}-{port}-{job:016x}");
-    SocketAddrUnix::new_abstract_name(name.as_bytes())
+    format!("linerate-secret-{user}-{port}-{job:016x}")
 }

@@ -1,14 +1,16 @@
 //! [`Server`]: rank 0's side of the rendezvous: the connections of the other ranks. It hears when
 //! one is lost, and tells all of them if the job cannot start.
 //!
-//! It has no thread of its own: rank 0 polls it while it waits for the others.
+//! It has no thread of its own: rank 0 polls it while it waits for the others. A poll reads only
+//! the connections on which something has come.
 
 use super::busy::BusyClock;
+use super::entrance::Entrance;
 use super::link::{Kind, Link, Lost, told, wait_for};
-use super::listener::{Authenticated, Listener, TO_HEAD};
 use crate::error::{Error, Result};
 use crate::time::Time;
 use crate::types::Rank;
+use crate::wait::Watch;
 use rustix::event::PollFlags;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -19,25 +21,32 @@ const SEND_TIME: Duration = Duration::from_secs(2);
 /// How long ranks that have not come yet are told of a failure: a launcher starts hundreds of
 /// processes in that time.
 const TELL_TIME: Duration = Duration::from_secs(5);
+/// The key of the entrance; a connection has its rank.
+const ENTRANCE: u64 = u64::MAX;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Server {
-    listener: Listener,
+    entrance: Entrance,
     links: BTreeMap<Rank, Link>,
+    /// Of the entrance and the links.
+    watch: Watch,
     ranks: u32,
     /// Longest frame of another rank.
     bytes_max: usize,
 }
 
 impl Server {
-    pub fn new(listener: Listener, ranks: u32, bytes_max: usize) -> Server {
-        Server {
-            listener,
+    pub fn new(entrance: Entrance, ranks: u32, bytes_max: usize) -> Result<Server> {
+        let watch = Watch::new()?;
+        watch.add(&entrance, ENTRANCE)?;
+        Ok(Server {
+            entrance,
             links: BTreeMap::new(),
+            watch,
             ranks,
             bytes_max,
-        }
+        })
     }
 
     /// The connection of a rank, if it has come.
@@ -47,58 +56,67 @@ impl Server {
 
     /// How many were refused, for errors.
     pub fn refusals(&self) -> String {
-        self.listener.refusals()
+        self.entrance.refusals()
     }
 
     /// Sleeps until something comes, at most until the deadline.
     pub fn sleep(&self, by: (Time, BusyClock<'_>)) {
-        let links = self.links.values().map(AsFd::as_fd);
-        let set: Vec<_> = self.listener.descriptors().chain(links).collect();
-        wait_for(&set, PollFlags::IN, by);
+        wait_for(&[self.watch.as_fd()], PollFlags::IN, by);
     }
 
     /// The frames that have come since the last call, all of the one kind that is due, with their
     /// senders. Does not block.
     pub fn poll(&mut self, due: Kind, clock: BusyClock<'_>) -> Result<Vec<(Rank, Vec<u8>)>> {
-        for authenticated in self.listener.poll(clock.now())? {
-            self.admit(authenticated, clock)?;
-        }
         let mut frames = Vec::new();
-        for (&rank, link) in &mut self.links {
-            loop {
-                match link.receive() {
-                    Ok(None) => break,
-                    Ok(Some((kind, body))) if kind == due => frames.push((rank, body)),
-                    Ok(Some((Kind::Failure, text))) => return Err(told(&text)),
-                    Ok(Some((kind, _))) => {
-                        return Err(broke(rank, &format!("it sent {kind:?} before {due:?}")));
-                    }
-                    Err(Lost(why)) => {
-                        return Err(broke(rank, &format!("{why}; see what it printed")));
-                    }
-                }
+        for index in 0..self.watch.look() {
+            match self.watch.found(index) {
+                ENTRANCE => {}
+                rank => self.read(rank as Rank, due, &mut frames)?,
             }
+        }
+        // In any case, because it has deadlines.
+        let mut new = Vec::new();
+        let polled = (self.entrance).poll(clock.now(), self.bytes_max, &mut new);
+        let ranks: Vec<Rank> = new.iter().map(|(rank, _)| *rank).collect();
+        // All of them, so that all are told of an error.
+        let admit = |first: Result<()>, (rank, link)| first.and(self.admit(rank, link, clock));
+        new.into_iter().fold(polled, admit)?;
+        for rank in ranks {
+            // What came together with the end of the handshake is in no socket.
+            self.read(rank, due, &mut frames)?;
         }
         Ok(frames)
     }
 
-    fn admit(&mut self, new: Authenticated, clock: BusyClock<'_>) -> Result<()> {
-        let rank = new.rank;
-        // A rank that is gone as soon as it has come connects again or not.
-        let Ok(mut link) = Link::new(new.stream, new.tls, self.bytes_max) else {
+    fn read(&mut self, rank: Rank, due: Kind, frames: &mut Vec<(Rank, Vec<u8>)>) -> Result<()> {
+        let Some(link) = self.links.get_mut(&rank) else {
             return Ok(());
         };
+        loop {
+            match link.receive() {
+                Ok(None) => return Ok(()),
+                Ok(Some((kind, body))) if kind == due => frames.push((rank, body)),
+                Ok(Some((Kind::Failure, text))) => return Err(told(&text)),
+                Ok(Some((kind, _))) => {
+                    return Err(broke(rank, &format!("it sent {kind:?} before {due:?}")));
+                }
+                Err(Lost(why)) => return Err(broke(rank, &format!("{why}; see what it printed"))),
+            }
+        }
+    }
+
+    fn admit(&mut self, rank: Rank, mut link: Link, clock: BusyClock<'_>) -> Result<()> {
         let why = match rank {
-            _ if new.detail != TO_HEAD => return Ok(()),
             _ if rank >= self.ranks => format!(
                 "rank 0 expects {} ranks, and somebody came as rank {rank}",
                 self.ranks
             ),
             _ if rank == 0 || self.links.contains_key(&rank) => format!(
                 "two processes say that they are rank {rank}: one of them came from {}",
-                link.from
+                link.origin()
             ),
             _ => {
+                self.watch.add(&link, rank.into())?;
                 self.links.insert(rank, link);
                 return Ok(());
             }
@@ -129,15 +147,17 @@ impl Server {
         let by = || (clock.now().after(SEND_TIME), clock);
         for mut link in std::mem::take(&mut self.links).into_values() {
             link.send_failure(&text, by());
+            self.watch.remove(&link);
             told_count += 1;
         }
         let until = clock.now().after(TELL_TIME).min(deadline);
         while told_count + 1 < self.ranks && clock.now() < until {
-            for new in self.listener.poll(clock.now()).unwrap_or_default() {
-                if let Ok(mut link) = Link::new(new.stream, new.tls, self.bytes_max) {
-                    link.send_failure(&text, by());
-                    told_count += 1;
-                }
+            let mut new = Vec::new();
+            // The first error is the one that is told.
+            let _ = (self.entrance).poll(clock.now(), self.bytes_max, &mut new);
+            for (_, mut link) in new {
+                link.send_failure(&text, by());
+                told_count += 1;
             }
             self.sleep((until, clock));
         }

@@ -196,7 +196,7 @@ mod tests {
             Message::Come(3),
             Message::Missing(vec![]),
             Message::Missing(vec![1, 2]),
-            Message::Members(1, vec![0, 4095]),
+            Message::Members(1, vec![0, RANKS_MAX - 1]),
             Message::Contact(2, vec![7; 40]),
             Message::Contacts(3, vec![vec![1; 50], vec![], vec![2; CONTACT_BYTES_MAX]]),
             Message::Connected(4),

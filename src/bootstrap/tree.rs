@@ -65,13 +65,25 @@ pub(super) fn parse_table(mut rest: &[u8], ranks: u32, into: &mut Table) -> Resu
     Ok(())
 }
 
+/// The contacts of all, in the order of the ranks.
+pub(super) fn all_of_table(table: Table, ranks: u32) -> Result<Vec<Vec<u8>>> {
+    let missing: Vec<Rank> = (0..ranks).filter(|r| !table.contains_key(r)).collect();
+    match missing.is_empty() {
+        true => Ok(table.into_values().collect()),
+        false => Err(Error::Malformed(format!(
+            "a table of contacts without ranks {missing:?}"
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::RANKS_MAX;
 
     #[test]
     fn everyone_is_below_rank_0_once_and_not_deep() {
-        for ranks in [1, 2, 4, 5, 6, 21, 64, 1023, 1024, 4096] {
+        for ranks in [1, 2, 4, 5, 6, 21, 64, 1023, 1024, RANKS_MAX] {
             let mut above = 0;
             for rank in 0..ranks {
                 for child in children(rank, ranks) {
@@ -83,7 +95,7 @@ mod tests {
                 while let Some(next) = parent(at) {
                     (at, depth) = (next, depth + 1);
                 }
-                assert!(depth <= 6, "rank {rank} of {ranks} is {depth} levels deep");
+                assert!(depth <= 7, "rank {rank} of {ranks} is {depth} levels deep");
             }
             assert_eq!(above, ranks - 1);
         }

@@ -2,6 +2,7 @@
 
 use super::Request;
 use crate::error::{Error, Result};
+use crate::limits;
 use crate::schedule::{Buffer, BufferId, Builder, Extent, Range, Schedule, SlotId};
 use crate::types::{Collective, Rank};
 
@@ -24,6 +25,13 @@ pub fn all_to_all_v_slots(send_counts: &[u64], receive_counts: &[u64]) -> Vec<u6
     slots.push(0);
     slots
 }
+
+/// Transfers of a group at most: their buffers have numbers of 16 bits, behind the input and the
+/// output.
+const TRANSFERS_MAX: usize = u16::MAX as usize - 1;
+
+// Two lists have a buffer for each rank.
+const _: () = assert!(2 * limits::RANKS_MAX as usize <= TRANSFERS_MAX);
 
 /// Values of the slots of a barrier: offset 0 and length 1 of the element that its messages carry.
 pub const BARRIER_SLOTS: [u64; 2] = [0, 1];
@@ -65,20 +73,20 @@ impl Parts {
     pub fn length(&self, rank: Rank) -> Extent {
         Extent::Slots {
             offset: self.origin,
-            length: self.first + 2 * rank as SlotId + 1,
+            length: self.first + 2 * rank + 1,
         }
     }
 }
 
 pub(super) fn parts(b: &mut Builder, request: &Request) -> Parts {
-    let first = b.slots(2 * request.ranks as u16 + 1);
+    let first = b.slots(2 * request.ranks + 1);
     let buffers = match request.collective {
         Collective::ScatterV | Collective::ReduceScatterV => (BufferId::INPUT, BufferId::OUTPUT),
         _ => (BufferId::OUTPUT, BufferId::INPUT),
     };
     let mut parts = Parts {
         first,
-        origin: first + 2 * request.ranks as u16,
+        origin: first + 2 * request.ranks,
         buffers,
         own: Range::new(buffers.0, pair(first, request.rank)),
     };
@@ -106,15 +114,15 @@ impl Exchanged {
 
 pub(super) fn exchanged(b: &mut Builder, request: &Request) -> Exchanged {
     let exchanged = Exchanged {
-        send: b.slots(2 * request.ranks as u16),
-        receive: b.slots(2 * request.ranks as u16),
+        send: b.slots(2 * request.ranks),
+        receive: b.slots(2 * request.ranks),
     };
     b.slots(1);
     exchanged
 }
 
 fn pair(first: SlotId, rank: Rank) -> Extent {
-    let offset = first + 2 * rank as u16;
+    let offset = first + 2 * rank;
     Extent::Slots {
         offset,
         length: offset + 1,
@@ -135,7 +143,7 @@ pub struct Lists {
 /// segments are the caller's buffers: first those of the input, then those of the output. What goes
 /// between ranks stays the same, so that others may have no lists.
 pub fn with_lists(mut schedule: Schedule, collective: Collective, lists: Lists) -> Schedule {
-    let ranks = schedule.ranks as SlotId;
+    let ranks = schedule.ranks;
     let is_exchange = collective == Collective::AllToAllV;
     let zero = if is_exchange { 4 * ranks } else { 2 * ranks };
     let mut segments = 0;
@@ -149,14 +157,15 @@ pub fn with_lists(mut schedule: Schedule, collective: Collective, lists: Lists) 
     ];
     for (_, buffer, first) in of.into_iter().filter(|(is_list, ..)| *is_list) {
         let known = schedule.buffers.len() as u16;
-        (schedule.buffers).extend((segments..segments + ranks).map(Buffer::Caller));
+        let numbers = segments..segments + ranks;
+        (schedule.buffers).extend(numbers.map(|number| Buffer::Caller(number as u16)));
         segments += ranks;
         for step in &mut schedule.steps {
             step.action.for_each_local_range_mut(|range| {
                 if let (true, Extent::Slots { offset, length }) =
                     (range.buffer == buffer, range.extent)
                 {
-                    range.buffer = BufferId(known + (offset - first) / 2);
+                    range.buffer = BufferId(known + ((offset - first) / 2) as u16);
                     range.extent = Extent::Slots {
                         offset: zero,
                         length,
@@ -204,16 +213,13 @@ pub fn build_transfer(rank: Rank, ranks: u32, peer: Rank, is_send: bool) -> Sche
 /// receives from this rank itself.
 pub fn build_send_recv(rank: Rank, ranks: u32, transfers: &[TransferShape]) -> Result<Schedule> {
     let n = transfers.len();
-    let count = u16::try_from(n)
-        .ok()
-        .and_then(|n| n.checked_add(1))
-        .ok_or_else(|| {
-            Error::invalid(format!(
-                "a group of {n} transfers: at most 65534 fit one group"
-            ))
-        })?;
+    if n > TRANSFERS_MAX {
+        return Err(Error::invalid(format!(
+            "a group of {n} transfers: at most {TRANSFERS_MAX} fit one group"
+        )));
+    }
     let mut b = Builder::new("direct", rank, ranks, false);
-    let zero = b.slots(count);
+    let zero = b.slots(n as u32 + 1);
     let mut own: [Vec<Range>; 2] = [Vec::new(), Vec::new()];
     for (index, transfer) in transfers.iter().enumerate() {
         if transfer.peer >= ranks {
@@ -250,4 +256,65 @@ pub fn build_send_recv(rank: Rank, ranks: u32, transfers: &[TransferShape]) -> R
         b.copy(send, receive);
     }
     Ok(b.build())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_ranks_have_slots_and_segments_of_their_own() {
+        let ranks = limits::RANKS_MAX;
+        let request = Request {
+            collective: Collective::AllToAllV,
+            rank: 0,
+            ranks,
+            root: 0,
+            in_place: false,
+            premultiply: false,
+            hosts: vec![0; ranks as usize],
+        };
+        let mut b = Builder::new("pairwise", 0, ranks, false);
+        let exchanged = exchanged(&mut b, &request);
+        let last = ranks - 1;
+        b.send(last, exchanged.sent(last));
+        b.recv(last, exchanged.received(last));
+        let lists = Lists {
+            input: true,
+            output: true,
+        };
+        let schedule = with_lists(b.build(), Collective::AllToAllV, lists);
+        assert_eq!(schedule.slots, 4 * ranks + 1);
+        let mut found = Vec::new();
+        for step in &schedule.steps {
+            let action = &step.action;
+            action.for_each_local_range(|range, _| {
+                let buffer = &schedule.buffers[usize::from(range.buffer.0)];
+                found.push((buffer.clone(), range.extent));
+            });
+        }
+        let of = |number: u32, length| {
+            let offset = 4 * ranks;
+            (
+                Buffer::Caller(number as u16),
+                Extent::Slots { offset, length },
+            )
+        };
+        let wanted = [of(last, 2 * ranks - 1), of(2 * ranks - 1, 4 * ranks - 1)];
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn a_group_has_a_bounded_number_of_transfers() {
+        let one = TransferShape {
+            peer: 1,
+            is_send: true,
+        };
+        let most = vec![one; TRANSFERS_MAX];
+        let schedule = build_send_recv(0, 2, &most).unwrap();
+        assert_eq!(schedule.steps.len(), TRANSFERS_MAX);
+        let more = vec![one; TRANSFERS_MAX + 1];
+        let text = build_send_recv(0, 2, &more).unwrap_err().to_string();
+        assert!(text.contains("at most 65534"), "{text}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Every algorithm against its definition, through the checker.
 
 use super::*;
+use crate::limits::{RANKS_MAX, STEPS_MAX};
 use crate::prng::Prng;
 use crate::schedule::{Action, CheckError, CheckReport, Schedule, Spec, check};
 use crate::types::{Collective, Rank};
@@ -361,4 +362,44 @@ fn a_request_that_cannot_be_built_is_refused_with_the_reason() {
         ..good
     };
     assert!(text(hosts).contains("1 hosts given for 3 ranks"));
+}
+
+/// Steps and the highest number of a message to one peer.
+fn steps_and_messages(schedule: &Schedule) -> (usize, u32) {
+    let messages = schedule.steps.iter().map(|step| match step.action {
+        Action::Send { message, .. } | Action::Recv { message, .. } => message + 1,
+        _ => 0,
+    });
+    (schedule.steps.len(), messages.max().unwrap_or(0))
+}
+
+/// Schedules of the most ranks whose steps grow with the ranks take seconds to build, so theirs are
+/// counted by those of fewer ranks.
+#[test]
+fn every_algorithm_has_a_schedule_for_the_most_ranks() {
+    const FEWER: u32 = 256;
+    let of_ranks = |algorithm: &'static Algorithm, ranks: u32| {
+        let case = Case::new(algorithm, ranks);
+        let ranks = [0, ranks / 2 + 1, ranks - 1].into_iter();
+        let built = ranks.map(move |rank| (algorithm.build)(&case.request(rank)));
+        built.map(|built| steps_and_messages(&built))
+    };
+    let (mut short, mut long) = (0, 0);
+    for algorithm in Collective::ALL.into_iter().flat_map(|one| algorithms(one)) {
+        let name = algorithm.name;
+        for (steps, messages) in of_ranks(algorithm, FEWER) {
+            let times = (RANKS_MAX / FEWER) as usize;
+            assert!(steps * times <= STEPS_MAX, "{name}: {steps}");
+            assert!(messages <= 2 * FEWER, "{name}: {messages}");
+        }
+        match of_ranks(algorithm, FEWER).all(|(steps, _)| steps < 100) {
+            true => {
+                let counts = of_ranks(algorithm, RANKS_MAX);
+                assert!(counts.max().unwrap() < (200, 200), "{name}");
+                short += 1;
+            }
+            false => long += 1,
+        }
+    }
+    assert!(short > 20 && long > 10, "{short} {long}");
 }

@@ -20,6 +20,7 @@ use crate::memory::{ProcessMark, ProcessOwned};
 use crate::transport;
 use crate::types::Rank;
 use crate::wait::{Clock, SpinTime};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -64,6 +65,11 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let is_default = config.chunk_bytes == limits::CHUNK_BYTES_DEFAULT;
     if is_default && provider.capabilities().name != "shm" {
         of_engine.chunk_bytes = limits::CHUNK_BYTES_TCP;
+    }
+    let is_default = config.window_bytes == limits::WINDOW_BYTES_DEFAULT;
+    if is_default && provider.capabilities().mapped && host.threads_max > 1 {
+        let shared = limits::WINDOW_BYTES_PER_THREAD * host.threads_max;
+        of_engine.window_bytes = shared.min(limits::WINDOW_BYTES_MAX);
     }
     let engine = Engine::new(provider, rank, ranks, of_engine, host)?;
     let mut of_rank_0 = Vec::new();
@@ -121,13 +127,10 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
 
 /// Numbers the hosts in the order in which they first occur.
 fn number_hosts(identities: &[(HostIdentity, Cores)]) -> Vec<u32> {
-    let mut known: Vec<HostIdentity> = Vec::new();
+    let mut known: HashMap<HostIdentity, u32> = HashMap::new();
     let mut number = |(host, _): &(HostIdentity, Cores)| {
-        let found = known.iter().position(|other| other == host);
-        found.unwrap_or_else(|| {
-            known.push(*host);
-            known.len() - 1
-        }) as u32
+        let next = known.len() as u32;
+        *known.entry(*host).or_insert(next)
     };
     identities.iter().map(&mut number).collect()
 }

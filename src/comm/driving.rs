@@ -246,9 +246,13 @@ impl Driving {
         let start = self.clock.now();
         let deadline = limit.map_or(Time::MAX, |limit| start.after(limit));
         let mut looked_at = start;
+        let mut has_slept = false;
         loop {
             let now = self.clock.now();
             let mut engine = self.engine();
+            if std::mem::take(&mut has_slept) {
+                engine.note_sleep();
+            }
             let mut moved = false;
             for _ in 0..patience.polls_per_look(&self.spin) {
                 moved |= engine.drive(now);
@@ -287,6 +291,7 @@ impl Driving {
                     self.sleep_unless(time, manner, |engine| is_given_up() || has_come(engine));
                 }
             }
+            has_slept = patience.last() != Step::Spin;
         }
     }
 

@@ -166,7 +166,7 @@ impl Communicator {
             self.transport(),
             config.transport,
             config.chunk_bytes,
-            config.window_bytes,
+            self.inner.config.window_bytes,
             host::share_of_host(config, ranks as usize).threads_max,
             config.timeout,
             match (config.tcp.has_tls, self.transport()) {

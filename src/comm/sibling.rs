@@ -153,13 +153,14 @@ fn shown(members: &[Rank]) -> String {
 #[cfg(test)]
 mod tests {
     use super::place_among;
+    use crate::limits::RANKS_MAX;
 
     #[test]
     fn members_are_ranks_each_once_and_the_caller_is_one() {
         assert_eq!(place_among(&[3, 0, 2], 2, 4), Ok(2));
         assert_eq!(place_among(&[0], 0, 1), Ok(0));
-        let all: Vec<u32> = (0..4096).rev().collect();
-        assert_eq!(place_among(&all, 4095, 4096), Ok(0));
+        let all: Vec<u32> = (0..RANKS_MAX).rev().collect();
+        assert_eq!(place_among(&all, RANKS_MAX - 1, RANKS_MAX), Ok(0));
         let text = |members: &[u32]| place_among(members, 1, 4).unwrap_err().to_string();
         for (members, words) in [
             (&[][..], "do not name rank 1"),

@@ -80,7 +80,10 @@ impl Driving {
                         return Err(error);
                     }
                     None if turn == looks.turns || !engine.waits_at_once() => break,
-                    None => std::thread::yield_now(),
+                    None => {
+                        std::thread::yield_now();
+                        engine.note_sleep();
+                    }
                 }
             }
             held = Some(borrows);

@@ -47,7 +47,7 @@ pub struct VerbsSettings {
     /// may be under way. 8 to 1024. Every slot takes 4160 bytes on both sides; receives, completion
     /// queues and queue pairs grow with it, so lower it where a device has too few entries for many
     /// ranks. All ranks need the same. Default: 64 in jobs of up to 127 ranks, then as many as take
-    /// 64 MiB for all peers, and 8 at least. `LINERATE_VERBS_SLOTS`.
+    /// 64 MiB if all peers are used, and 8 at least. `LINERATE_VERBS_SLOTS`.
     pub slots: Option<u32>,
     /// Longest piece of a long message, put or get that is posted at once. Default 1 MiB, 4 KiB to
     /// 64 MiB. Shorter where short messages wait too long behind long ones.

@@ -32,10 +32,43 @@ pub use store::{emit, emit_bytes, host_key, parse, parse_bytes};
 
 use std::borrow::Cow;
 
-/// Makes [`Work`] from one list of the kinds of work. Its fields are for formulas; the array of
-/// them is for arithmetic that treats all kinds alike.
+/// What can bound a call: the kinds of work of [`Work`] in four groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Numbers of calls, meetings, signals and messages, times the latency of each.
+    Messages,
+    /// Bytes that are copied, that cross to another core, or that no cache holds.
+    Memory,
+    /// Bytes that reductions read and write.
+    Reduction,
+    /// Bytes that go over a network.
+    Wire,
+}
+
+impl Bound {
+    /// All.
+    pub const ALL: [Bound; 4] = [
+        Bound::Messages,
+        Bound::Memory,
+        Bound::Reduction,
+        Bound::Wire,
+    ];
+
+    /// Its name, for people and documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bound::Messages => "messages",
+            Bound::Memory => "memory",
+            Bound::Reduction => "reduction",
+            Bound::Wire => "wire",
+        }
+    }
+}
+
+/// Makes [`Work`] from one list of the kinds of work, each with its group. Its fields are for
+/// formulas; the array of them is for arithmetic that treats all kinds alike.
 macro_rules! kinds_of_work {
-    ($($(#[$doc:meta])* $field:ident,)*) => {
+    ($($(#[$doc:meta])* $field:ident: $bound:ident,)*) => {
         /// How much an algorithm does of each kind of work.
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct Work {
@@ -51,35 +84,38 @@ macro_rules! kinds_of_work {
 
         /// Kinds of work.
         pub const TERMS: usize = [$(stringify!($field)),*].len();
+
+        /// The groups of the kinds, in the order of the fields.
+        const BOUNDS: [Bound; TERMS] = [$(Bound::$bound),*];
     };
 }
 
 kinds_of_work! {
     /// Operations of the engine: one for each segment of a call.
-    calls,
+    calls: Messages,
     /// How often every rank waits for every other rank.
-    meetings,
+    meetings: Messages,
     /// How often a rank, at the end of a call, waits for work that a peer could begin only after
     /// this rank had come.
-    turns,
+    turns: Messages,
     /// Segments that are staged through a window, each time in other memory.
-    stagings,
+    stagings: Messages,
     /// Lines of signals that a rank stores for a peer or looks at.
-    signals,
+    signals: Messages,
     /// Messages on the longest path, each of which is sent only after the one before has come.
-    messages,
+    messages: Messages,
     /// Messages that a rank sends or receives.
-    posts,
+    posts: Messages,
     /// Bytes copied.
-    copied,
+    copied: Memory,
     /// Bytes that cross from a rank's memory to another's core.
-    crossed,
+    crossed: Memory,
     /// Bytes that go over a network.
-    linked,
+    linked: Wire,
     /// Bytes that a reduction reads and writes.
-    reduced,
+    reduced: Reduction,
     /// Bytes of the callers' buffers that no cache holds.
-    uncached,
+    uncached: Memory,
 }
 
 /// The prices: what one unit of each kind of work costs, in nanoseconds, in the order of the fields
@@ -98,6 +134,16 @@ impl Model {
     pub fn predict(&self, work: &Work) -> f64 {
         let products = self.0.iter().zip(work.to_array());
         products.map(|(price, amount)| price * amount).sum()
+    }
+
+    /// The predicted time by what it goes to, in nanoseconds, the largest part first.
+    pub fn parts(&self, work: &Work) -> [(Bound, f64); Bound::ALL.len()] {
+        let mut parts = Bound::ALL.map(|bound| (bound, 0.0));
+        for ((price, amount), bound) in self.0.iter().zip(work.to_array()).zip(BOUNDS) {
+            parts[bound as usize].1 += price * amount;
+        }
+        parts.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        parts
     }
 }
 
@@ -240,5 +286,68 @@ impl Shape {
     /// Bytes on the longest path if a vector passes through `steps` ranks, chunk by chunk.
     fn pipelined(&self, steps: f64) -> f64 {
         self.bytes + (steps - 1.0).max(0.0) * self.bytes.min(self.chunk_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_prediction_are_all_of_it_and_the_largest_comes_first() {
+        let shape = |bytes: f64, mapped: bool| Shape {
+            ranks: 4,
+            hosts: if mapped { 1 } else { 4 },
+            cores: 4,
+            bytes,
+            segments: 1.0,
+            chunk_bytes: 262_144.0,
+            mapped,
+            registered: mapped,
+            caches: Models::BUILT_IN.caches,
+        };
+        let apart = Models::BUILT_IN.apart;
+        for (model, shape, formula, bound) in [
+            (
+                apart,
+                shape(8.0, true),
+                formulas::line as formulas::Formula,
+                Bound::Messages,
+            ),
+            (
+                apart,
+                shape(1e6, true),
+                formulas::direct_all_reduce,
+                Bound::Reduction,
+            ),
+            (
+                apart,
+                shape(1e6, true),
+                formulas::direct_parts,
+                Bound::Memory,
+            ),
+            (
+                Model::FABRIC,
+                shape(8.0, false),
+                formulas::ring_all_reduce,
+                Bound::Messages,
+            ),
+            (
+                Model::FABRIC,
+                shape(1e8, false),
+                formulas::ring_all_reduce,
+                Bound::Wire,
+            ),
+        ] {
+            let work = formula(&shape);
+            let parts = model.parts(&work);
+            assert_eq!(parts[0].0, bound, "{parts:?}");
+            assert!(parts.is_sorted_by(|(_, a), (_, b)| a >= b), "{parts:?}");
+            let sum: f64 = parts.iter().map(|(_, ns)| ns).sum();
+            assert!(
+                (sum / model.predict(&work) - 1.0).abs() < 1e-12,
+                "{parts:?}"
+            );
+        }
     }
 }

@@ -18,6 +18,7 @@ use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{Completion, Event, Outcome, Transport, WaitSource};
 use crate::types::Rank;
+use crate::wait::Activity;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,6 +124,7 @@ impl Engine {
             // are handled before its leave: one of them may name another rank, because of which it
             // has left.
             self.now = now;
+            self.config.window_bytes = self.driver.links.window_bytes;
             for (peer, tag) in std::mem::take(&mut self.driver.links.unmatched) {
                 self.handle_unmatched(peer, tag);
             }
@@ -212,6 +214,10 @@ impl Engine {
         if self.has_chores {
             self.do_chores(now);
         }
+        if self.driver.moved {
+            // The caller may have what it waits for, and drive no more for long.
+            self.driver.links.transport.hand_over();
+        }
         self.driver.moved
     }
 
@@ -220,6 +226,9 @@ impl Engine {
     /// drive would touch three cache lines.
     #[inline(never)]
     fn do_chores(&mut self, now: Time) {
+        if self.driver.is_profiled() {
+            self.note_wait(Activity::Polling);
+        }
         if self.failing.cause.is_some() {
             self.tell_failure();
             return;
@@ -240,7 +249,8 @@ impl Engine {
             || self.notices.has_unsent
             || !self.leaving.untold.is_empty()
             || !self.tasks.queue.is_empty()
-            || !self.publishing.to.is_empty();
+            || !self.publishing.to.is_empty()
+            || self.driver.is_profiled();
     }
 
     /// A thread is about to sleep: from now on all that arrives wakes it. After this call it looks

@@ -1,10 +1,11 @@
 //! Runs the steps of rounds: the only place where schedule, transport and kernel meet.
 //!
 //! This file decides what runs when; `driver/signals.rs`, `driver/messages.rs` and
-//! `driver/compute.rs` run the three kinds of steps.
+//! `driver/compute.rs` run the three kinds of steps. `driver/profiled.rs` times them.
 
 mod compute;
 mod messages;
+mod profiled;
 mod signals;
 
 use super::arguments::RoundCall;
@@ -20,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::schedule::{Action, BufferId, Operand, Range, StepId};
 use crate::types::Rank;
-use crate::wait::Looks;
+use crate::wait::{Looks, Profile};
 
 /// What the engine may use of its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,9 @@ enum Ran {
 /// What became of a step, or why its round fails. The error is boxed, because it is large.
 type Stepped = std::result::Result<Ran, Box<Error>>;
 
+/// Runs the steps of a round that may run now.
+type RunSteps = fn(&mut Driver, &mut Round, StepId) -> std::result::Result<(), Box<Error>>;
+
 /// Runs steps on links.
 pub struct Driver {
     /// Something moved since this was last cleared.
@@ -80,6 +84,10 @@ pub struct Driver {
     streaming: Streaming,
     /// See [`Host::cache_bytes`].
     cache_bytes: usize,
+    /// Where time goes, if somebody wants to know.
+    profile: Option<Box<Profile>>,
+    /// [`Driver::run_steps`] with or without a profile, so that the loop itself never asks.
+    run_steps: RunSteps,
     /// The views of the piece at hand.
     sources: Vec<View>,
     destinations: Vec<View>,
@@ -103,6 +111,8 @@ impl Driver {
             threads: ThreadPool::new(host.threads_max),
             streaming: Streaming::new(host.cache_bytes),
             cache_bytes: host.cache_bytes,
+            profile: None,
+            run_steps: Driver::run_steps::<false>,
             sources: Vec::new(),
             destinations: Vec::new(),
         }
@@ -167,11 +177,21 @@ impl Driver {
     }
 
     /// Runs a step that may start, those that its end lets start, and all others that may start
-    /// now. A step that cannot be run yet is parked. This function is not inlined, because only in
-    /// a function of its own do its values fit the registers. Errors are boxed, so that the result
-    /// fits one register.
-    #[inline(never)]
+    /// now.
+    #[inline]
     pub fn run_ready(
+        &mut self,
+        round: &mut Round,
+        first: StepId,
+    ) -> std::result::Result<(), Box<Error>> {
+        (self.run_steps)(self, round, first)
+    }
+
+    /// As [`Driver::run_ready`]. A step that cannot be run yet is parked. This function is not
+    /// inlined, because only in a function of its own do its values fit the registers. Errors are
+    /// boxed, so that the result fits one register.
+    #[inline(never)]
+    fn run_steps<const IS_PROFILED: bool>(
         &mut self,
         round: &mut Round,
         first: StepId,
@@ -184,7 +204,11 @@ impl Driver {
             first => first,
         };
         while step != NONE {
-            let next = match self.run_step(round, step)? {
+            let ran = match IS_PROFILED {
+                true => self.run_profiled(round, step)?,
+                false => self.run_step(round, step)?,
+            };
+            let next = match ran {
                 Ran::Whole => {
                     self.moved = true;
                     round.end_step(step)

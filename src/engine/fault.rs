@@ -84,6 +84,7 @@ impl Engine {
         self.failing
             .untold
             .retain(|&peer| links.gone(peer).is_none() && !links.send_control(peer, &message));
+        links.transport.hand_over();
     }
 
     pub(super) fn handle_peer_failed(&mut self, peer: Rank, cause: String) {

@@ -5,7 +5,9 @@ use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::kernel;
-use crate::limits::{CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS, URGENT_MESSAGES};
+use crate::limits::{
+    CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS, URGENT_MESSAGES, WINDOW_BYTES_MIN,
+};
 use crate::memory::{Region, RegionKey, View};
 use crate::schedule::Lane;
 use crate::time::Time;
@@ -58,7 +60,8 @@ pub struct Links {
     control_key: RegionKey,
     window: View,
     window_key: RegionKey,
-    window_bytes: usize,
+    /// Of one slot. Final when all peers are connected.
+    pub window_bytes: usize,
     peers: Vec<Peer>,
     /// By rank; none before [`Links::connect`].
     contacts: Arc<[Contact]>,
@@ -192,9 +195,14 @@ impl Links {
         }
         if mapped && self.peers[peer as usize].window.is_none() {
             let view = self.transport.mapped(peer, their_window)?;
-            let bytes = OPERATION_SLOTS as usize * self.window_bytes;
+            let bytes = OPERATION_SLOTS as usize * WINDOW_BYTES_MIN;
             self.peers[peer as usize].window = checked(view, bytes, peer)?;
             self.transport.pin(peer, their_window);
+            // Ranks with fewer threads have shorter slots, and all ranks use the shortest.
+            let theirs = view.map_or(usize::MAX, |view| {
+                view.len_bytes() / OPERATION_SLOTS as usize
+            });
+            self.window_bytes = self.window_bytes.min(theirs);
         }
         let p = &self.peers[peer as usize];
         Ok(p.control.is_some() >= store_signals && p.window.is_some() >= mapped)
@@ -484,6 +492,7 @@ impl Links {
         match error {
             PostError::PeerFailed => self.peer_failed(peer),
             PostError::Invalid(text) => Error::internal(*text),
+            PostError::Failed(error) => *error,
             PostError::WouldBlock => Error::internal("a full queue was taken for an error"),
         }
     }

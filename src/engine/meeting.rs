@@ -62,6 +62,7 @@ impl Engine {
                 }
             }
         }
+        self.driver.links.transport.hand_over();
         Ok(id)
     }
 

@@ -24,8 +24,8 @@
 //! starts and ends rounds, `fault.rs` turns silence and disagreement into errors on every rank, and
 //! `news.rs` turns these errors into messages. `meeting.rs` is about sends and receives with tags,
 //! `leaving.rs` about ranks that leave in good order, `members.rs` about ending a communicator on
-//! purpose and making a new one of its survivors, and `notices.rs` about words that belong to no
-//! operation.
+//! purpose and making a new one of its survivors, `notices.rs` about words that belong to no
+//! operation, and `profiling.rs` about where time goes.
 
 mod arguments;
 mod at_once;
@@ -47,6 +47,7 @@ mod numbers;
 mod pool;
 mod posts;
 mod prepared;
+mod profiling;
 mod program;
 mod progress;
 mod round;

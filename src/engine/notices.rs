@@ -9,7 +9,7 @@
 
 use super::core::Engine;
 use super::tag::{self, Token};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::View;
 use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
@@ -51,18 +51,18 @@ impl Engine {
             let (tag, empty) = (tag::notice(), View::empty());
             match links.post_send(peer, (tag, word), empty, Token::FORGET) {
                 Err(PostError::WouldBlock) => true,
-                Err(PostError::Invalid(text)) => {
-                    failed = Some(*text);
-                    false
-                }
                 // A peer that is gone needs no notice.
                 Ok(()) | Err(PostError::PeerFailed) => false,
+                Err(error) => {
+                    failed = Some(links.post_error(peer, error));
+                    false
+                }
             }
         });
         self.notices.has_unsent = !self.notices.unsent.is_empty();
         self.has_chores |= self.notices.has_unsent;
-        if let Some(text) = failed {
-            self.fail(Error::internal(text), true);
+        if let Some(error) = failed {
+            self.fail(error, true);
         }
     }
 

@@ -20,10 +20,10 @@ use std::sync::Arc;
 /// Largest piece of a copy or reduction that runs at a time, about 100 us at 10 GB/s. Between
 /// pieces the engine looks at what has arrived.
 pub const PIECE_BYTES: usize = 1 << 20;
-const _: () = assert!(
-    PIECE_BYTES < SHARED_BYTES_MIN,
-    "steps that are done at once are done by one thread"
-);
+
+/// Longest copy or reduction that is done at once, by one thread.
+const AT_ONCE_BYTES_MAX: usize = 256 << 10;
+const _: () = assert!(AT_ONCE_BYTES_MAX < SHARED_BYTES_MIN);
 
 /// Which elements of the caller's buffers a round works on: those from `offset` on of each part of
 /// `part_elements` elements.
@@ -360,7 +360,7 @@ impl Program {
         } = &prepared.operands[id as usize];
         let len = progress.span(step.span).len;
         // Steps that reach buffers decide for each piece whether to use streaming stores.
-        let is_long = len << self.shift > PIECE_BYTES as u64;
+        let is_long = len << self.shift > AT_ONCE_BYTES_MAX as u64;
         if prepared.reaches_buffers || is_long || !progress.is_whole() {
             return None;
         }

@@ -9,8 +9,8 @@ use crate::types::{Collective, DataType, Rank, ReduceOp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature(pub u64);
 
-const COUNT_BITS: u32 = 35;
-const ROOT_BITS: u32 = 12;
+const COUNT_BITS: u32 = 33;
+const ROOT_BITS: u32 = 14;
 /// The longest list of algorithms has nine.
 const ALGORITHM_BITS: u32 = 4;
 const OP_BITS: u32 = 4;
@@ -26,7 +26,7 @@ const _: () = assert!(DataType::ALL.len() <= 1 << DTYPE_BITS);
 const _: () = assert!(Collective::ALL.len() <= 1 << COLLECTIVE_BITS);
 
 impl Signature {
-    /// Packs the arguments. The count is kept modulo 2^35. `algorithm` is the position of the
+    /// Packs the arguments. The count is kept modulo 2^33. `algorithm` is the position of the
     /// algorithm among those of the collective.
     pub fn new(
         collective: Collective,
@@ -55,7 +55,7 @@ impl Signature {
         Signature(bits)
     }
 
-    /// This signature for an all-gatherv whose counts have this hash: 16 bits of the hash take the
+    /// This signature for an all-gatherv whose counts have this hash: 18 bits of the hash take the
     /// places of the root and the operator, which an all-gatherv does not have. The sum of the
     /// counts does not change with their order; the hash does.
     pub fn with_counts(self, hash: u64) -> Signature {
@@ -137,13 +137,13 @@ mod tests {
             Collective::Reduce,
             DataType::Bf16,
             ReduceOp::Max,
-            4095,
+            crate::limits::RANKS_MAX - 1,
             3,
-            1 << 34,
+            1 << 32,
         );
         assert_eq!(
             signature.describe(),
-            "reduce of 17179869184 bf16 (max) root 4095 by tree"
+            "reduce of 4294967296 bf16 (max) root 16383 by tree"
         );
         let barrier = Signature::new(Collective::Barrier, DataType::U8, ReduceOp::Sum, 0, 0, 0);
         assert_eq!(barrier.describe(), "barrier of 0 u8 by line");

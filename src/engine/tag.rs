@@ -11,7 +11,7 @@ const USER_TAG_SHIFT: u32 = 29;
 const TAGGED_NUMBER_BITS: u32 = USER_TAG_SHIFT - CHUNK_BITS;
 
 const CHUNK_BITS: u32 = 12;
-const MESSAGE_BITS: u32 = 14;
+const MESSAGE_BITS: u32 = 15;
 const SEQUENCE_BITS: u32 = 24;
 const KIND_SHIFT: u32 = 62;
 
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn tokens_come_back_as_they_went() {
         assert_eq!(Token::parse(Token::FORGET), Token::Forget);
-        for peer in [0, 4095] {
+        for peer in [0, crate::limits::RANKS_MAX - 1] {
             let token = Token::control_receive(peer);
             assert_eq!(Token::parse(token), Token::ControlReceive(peer));
             let token = Token::notice_receive(peer);

@@ -42,6 +42,7 @@ impl Engine {
         }
         // A round that had begun may need a rank that has left.
         self.fail_unreachable();
+        self.driver.links.transport.hand_over();
         Ok(id)
     }
 

@@ -79,9 +79,11 @@ impl Builder {
     }
 
     /// The next run-time slots, `n` of them; returns the first.
-    pub fn slots(&mut self, n: u16) -> SlotId {
+    pub fn slots(&mut self, n: u32) -> SlotId {
         let first = self.schedule.slots;
-        self.schedule.slots = first.checked_add(n).expect("more than 65535 slots");
+        self.schedule.slots = first
+            .checked_add(n)
+            .expect("more slots than there are numbers");
         first
     }
 
@@ -247,7 +249,7 @@ impl Builder {
     fn buffer(&mut self, buffer: Buffer) -> BufferId {
         self.schedule.buffers.push(buffer);
         self.histories.push(History::default());
-        BufferId(self.schedule.buffers.len() as u16 - 1)
+        BufferId((self.schedule.buffers.len() - 1) as u16)
     }
 
     /// Appends a step after everything that its ranges and the fences imply.

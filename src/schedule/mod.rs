@@ -42,7 +42,7 @@ use crate::types::Rank;
 pub type StepId = u32;
 
 /// Index of a run-time length or offset, in elements; filled when the operation starts.
-pub type SlotId = u16;
+pub type SlotId = u32;
 
 /// One of the signals that a pair of ranks exchange within one operation, 0 to 3.
 pub type Lane = u8;
@@ -235,7 +235,7 @@ pub struct Schedule {
     /// Steps, each after everything it depends on.
     pub steps: Vec<Step>,
     /// Number of run-time slots.
-    pub slots: u16,
+    pub slots: u32,
     /// Whether input and output are the same memory (see [`Builder::new`]).
     pub in_place: bool,
 }

@@ -2,7 +2,7 @@
 //! [`Transport`](super::Transport) and [`Rma`](super::Rma). A provider implements each of them,
 //! most of them by an empty `impl`.
 
-use super::{Address, RegionKey, View};
+use super::{Address, RegionKey, Traffic, View};
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
@@ -125,6 +125,12 @@ pub trait Diagnostics {
     /// What has happened so far, by name.
     fn counts(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
+
+    /// What is under way between this rank and its peers. A profile asks while a thread waits; the
+    /// answer may take a look at every peer.
+    fn traffic(&self) -> Traffic {
+        Traffic::Idle
     }
 
     /// A message that has come, waits for a receive and is of this kind, by its tag and header: the

@@ -9,21 +9,25 @@
 //!  1. Nothing blocks and nothing sleeps; every call returns in bounded time.
 //!  2. Time is an argument. A provider never reads a clock.
 //!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds
-//!     later.
+//!     later. [`Event::Connected`] says that posts are taken: a provider that makes the connection
+//!     at the first use may answer posts so until it is made, except those of clause 7 that always
+//!     find room.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
 //!  5. After [`Event::PeerFailed`] or [`Event::PeerLeft`] every outstanding post to that peer
 //!     completes as [`Outcome::Flushed`], and later posts answer [`PostError::PeerFailed`], except
 //!     a receive whose message had arrived before. (One that its peer reads itself arrives when its
 //!     receive takes it.) One of the two events comes, once; that of a failure carries the cause.
+//!     Where no connection was made yet, it comes once something is posted to the peer, or a
+//!     receive of another class than [`URGENT_CLASS`] waits for it.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order
-//!     in which they were sent; nothing else is ordered (a provider may promise more:
-//!     [`Capabilities::ordered`]).
+//!     in which they were sent; nothing else is ordered.
 //!  7. A message whose receive is not posted yet waits and never holds up a message with another
 //!     tag. At most [`Capabilities::messages_per_peer`] of each class of tags ([`tag_class`]) wait
 //!     per peer; a further send of that class would block, those of other classes do not. Whatever
 //!     has been sent in other classes, at least [`URGENT_MESSAGES`] messages of [`URGENT_CLASS`],
 //!     of at most [`CONTROL_BYTES`] each, find room.
-//!  8. A completed send means that the source may be reused. A completed receive means that all
+//!  8. A completed send means that the source may be reused; what was sent leaves with the post, or
+//!     with the next poll or [`Transport::hand_over`]. A completed receive means that all
 //!     bytes are in the destination. A completed put or get means the same, and that the bytes of a
 //!     put are visible to a peer that sees a later put or message of this rank.
 //!  9. A message longer than its receive completes the receive as [`Outcome::Truncated`] with the
@@ -59,13 +63,11 @@
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion
 //!     follows, and the source may be reused. Where it says no, nothing has happened, and the
 //!     message is posted.
-//! 20. Where [`Capabilities::atomics`] says so, [`Rma::post_atomic`] changes an aligned word
-//!     of 8 bytes of a region, of a peer's or of this rank's own, at once for all operations of
-//!     that kind on it, no matter who posts them. What was there before comes to the result. One
-//!     that completes as [`Outcome::Done`] has been done exactly once, whatever was lost and sent
-//!     again meanwhile; one that is flushed at most once; one with a bad key not at all. Elsewhere
-//!     it answers [`PostError::Invalid`].
-//!
+//! 20. [`Rma::post_atomic`] changes an aligned word of 8 bytes of a region, of a peer's or of this
+//!     rank's own, at once for all operations of that kind on it, no matter who posts them. What
+//!     was there before comes to the result. One that completes as [`Outcome::Done`] has been done
+//!     exactly once, whatever was lost and sent again meanwhile; one that is flushed at most once;
+//!     one with a bad key not at all.
 //! 21. A rank leaves in good order by [`Transport::leave`]; its peers get [`Event::PeerLeft`] with
 //!     its word. All that it had sent counts: before the event its puts are visible and its
 //!     messages have arrived, so that they meet later receives too. What a peer had sent to it is
@@ -79,10 +81,10 @@
 //! # What a provider implements
 //!
 //! [`Transport`] itself: connections, registered memory, messages, progress and what a rank sleeps
-//! on. The traits beside it have a default for nearly everything, so that their `impl` may be
-//! empty: [`Rma`] where [`Capabilities::rma`] is set, [`Mapping`] where peers reach memory in
-//! place, [`Signals`], of which only [`Signals::notify`] is asked of everyone, [`Expecting`] for
-//! what the router uses between hosts, and [`Diagnostics`] for people, errors and tests.
+//! on; [`Rma`]: puts, gets and atomic operations, which are the engine's signals where memory is
+//! not mapped; and [`Signals::notify`]. The rest has defaults, so that an `impl` may be empty:
+//! [`Mapping`] where peers reach memory in place, [`Expecting`] for what the router uses between
+//! hosts, and [`Diagnostics`] for people, errors and tests.
 //!
 //! # Memory of posts
 //!
@@ -104,6 +106,7 @@ mod loopback;
 mod matching;
 pub(crate) mod open;
 mod pieces;
+mod places;
 mod posts;
 mod registry;
 mod requests;
@@ -121,15 +124,18 @@ pub(crate) use between::{Agreed, Lack, Offer, agree, own_offer};
 pub(crate) use causes::proves_end;
 pub use causes::{ENDED, LEFT, UNREACHABLE};
 pub use open::{Options, open};
+#[cfg(test)]
+pub(crate) use places::PROOF_TIME;
+pub(crate) use places::{ENTRANCE, Places, Standing};
 pub use rma::{Atomic, RemoteRange, Rma};
 pub(crate) use verbs::Fabric;
 
 pub use crate::limits::{CONTROL_BYTES, MESSAGES_PER_PEER, URGENT_MESSAGES};
 pub use crate::memory::{Region, RegionKey, View};
 pub use crate::time::Time;
-pub use crate::wait::WaitSource;
+pub use crate::wait::{Traffic, WaitSource};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::LINE_PAYLOAD_BYTES;
 use crate::types::Rank;
 use std::sync::Arc;
@@ -147,12 +153,6 @@ pub struct Capabilities {
     pub store_signals: bool,
     /// Peers may map regions, which therefore are shared memory ([`Region::shared`]).
     pub shared_regions: bool,
-    /// Puts and gets work.
-    pub rma: bool,
-    /// Atomic operations are as clause 20 says.
-    pub atomics: bool,
-    /// Messages of one peer arrive in the order sent, whatever their tags.
-    pub ordered: bool,
     /// Largest source that need not be registered: it is copied when posted. At least one cache
     /// line.
     pub inline_bytes: usize,
@@ -161,8 +161,6 @@ pub struct Capabilities {
     pub messages_per_peer: u32,
     /// Chunks of one message that the engine keeps under way, at most 8.
     pub chunks_in_flight: u32,
-    /// Largest message.
-    pub message_bytes_max: usize,
     /// Regions may be in device memory.
     pub device_memory: bool,
     /// Links that one peer's traffic is spread over.
@@ -172,6 +170,11 @@ pub struct Capabilities {
     /// Estimated bytes per second of a large message.
     pub bytes_per_second: f64,
 }
+
+/// Up to this many ranks, each is connected to all others before the first operation: what one rank
+/// says then reaches the others' hosts although they are busy, and all notice a death. In larger
+/// jobs connections between hosts are made at the first use.
+const CONNECTED_RANKS_MAX: usize = 16;
 
 const _: () = assert!(
     LINE_PAYLOAD_BYTES <= 64,
@@ -201,7 +204,7 @@ pub const fn tag_class(tag: u64) -> usize {
 }
 
 /// Why a post was not accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum PostError {
     /// A queue is full; try again after the next poll.
     WouldBlock,
@@ -210,6 +213,8 @@ pub enum PostError {
     /// The arguments break the contract; the text says how. (What a post answers fits registers.)
     #[allow(clippy::box_collection)]
     Invalid(Box<String>),
+    /// Memory or something else that the post needs cannot be had; the error says why.
+    Failed(Box<Error>),
 }
 
 const _: () = assert!(size_of::<std::result::Result<bool, PostError>>() == 16);
@@ -218,6 +223,12 @@ impl PostError {
     /// The arguments break the contract.
     pub fn invalid(how: impl Into<String>) -> PostError {
         PostError::Invalid(Box::new(how.into()))
+    }
+}
+
+impl From<Error> for PostError {
+    fn from(error: Error) -> PostError {
+        PostError::Failed(Box::new(error))
     }
 }
 
@@ -352,6 +363,9 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     /// Ends the outstanding receive with this token (clause 13).
     fn cancel(&mut self, peer: Rank, token: u64);
 
+    /// Lets leave what was posted and waits for the next poll: the caller may not poll for long.
+    fn hand_over(&mut self) {}
+
     /// Makes progress and appends what happened. `now` is coarse: refreshed every few dozen polls.
     fn poll(&mut self, now: Time, events: &mut Vec<Event>);
 
@@ -368,18 +382,21 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     }
 }
 
-/// How long a transport that is dropped goes on with leaving.
-const LEAVE_LOOKS: u32 = 200;
-const LEAVE_PAUSE: Duration = Duration::from_millis(5);
+/// Looks of [`do_until_done`], and the pauses between them, each twice as long as the one before.
+const LOOKS: u32 = 210;
+const PAUSE_FIRST: Duration = Duration::from_micros(10);
+const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// Does this until it says that it is done, and for a second at most.
 fn do_until_done(mut step: impl FnMut() -> bool) {
-    for look in 0..LEAVE_LOOKS {
+    let mut pause = PAUSE_FIRST;
+    for look in 0..LOOKS {
         if step() {
             return;
         }
         if look > 0 {
-            std::thread::sleep(LEAVE_PAUSE);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 }
@@ -394,3 +411,5 @@ fn say(rank: Rank, text: &str) {
 
 #[cfg(test)]
 mod test_posts;
+#[cfg(test)]
+mod traffic_tests;

@@ -39,6 +39,11 @@ impl Requests {
         Ok(id)
     }
 
+    /// Whether none is under way.
+    pub fn is_empty(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
     /// Where the answer goes.
     pub fn place(&self, id: u64) -> Option<View> {
         self.under_way.get(&id).map(|request| request.destination)

@@ -80,8 +80,7 @@ impl Atomic {
     }
 }
 
-/// Puts, gets and atomic operations. A provider without them says so in
-/// [`Capabilities::rma`](super::Capabilities::rma), and its `impl` is empty.
+/// Puts, gets and atomic operations.
 #[allow(unsafe_code)] // Posts ask their callers for a promise.
 pub trait Rma {
     /// Makes a region of this rank known to a peer before its first use there. Idempotent.
@@ -95,13 +94,11 @@ pub trait Rma {
     /// "Memory of posts" in the [module](super).
     unsafe fn post_put(
         &mut self,
-        _peer: Rank,
-        _source: View,
-        _destination: RemoteRange,
-        _token: u64,
-    ) -> Result<(), PostError> {
-        Err(PostError::invalid("this transport has no puts"))
-    }
+        peer: Rank,
+        source: View,
+        destination: RemoteRange,
+        token: u64,
+    ) -> Result<(), PostError>;
 
     /// Reads from a peer's region.
     ///
@@ -109,13 +106,11 @@ pub trait Rma {
     /// "Memory of posts" in the [module](super).
     unsafe fn post_get(
         &mut self,
-        _peer: Rank,
-        _source: RemoteRange,
-        _destination: View,
-        _token: u64,
-    ) -> Result<(), PostError> {
-        Err(PostError::invalid("this transport has no gets"))
-    }
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> Result<(), PostError>;
 
     /// Changes a word of a region, at a multiple of 8; what was there comes to the 8 bytes of
     /// `result` (clause 20). The owner's processor does it, while its rank polls, or the poster's
@@ -126,14 +121,10 @@ pub trait Rma {
     /// "Memory of posts" in the [module](super).
     unsafe fn post_atomic(
         &mut self,
-        _peer: Rank,
-        _what: Atomic,
-        _word: RemoteRange,
-        _result: View,
-        _token: u64,
-    ) -> Result<(), PostError> {
-        Err(PostError::invalid(
-            "this transport has no atomic operations",
-        ))
-    }
+        peer: Rank,
+        what: Atomic,
+        word: RemoteRange,
+        result: View,
+        token: u64,
+    ) -> Result<(), PostError>;
 }

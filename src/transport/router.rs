@@ -18,7 +18,7 @@ use super::shm::ShmTransport;
 use super::sleeping::{new_eventfd, readable_with};
 use super::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PostError, RemoteRange,
-    Rma, Signals, Transport, WaitSource,
+    Rma, Signals, Traffic, Transport, WaitSource,
 };
 use crate::error::{Error, Result};
 use crate::kernel;
@@ -201,13 +201,9 @@ fn both(shm: &Capabilities, far: &Capabilities) -> Capabilities {
         mapped: false,
         store_signals: false,
         shared_regions: true,
-        rma: shm.rma && far.rma,
-        atomics: shm.atomics && far.atomics,
-        ordered: shm.ordered && far.ordered,
         inline_bytes: shm.inline_bytes.min(far.inline_bytes),
         chunks_in_flight: shm.chunks_in_flight.max(far.chunks_in_flight),
         messages_per_peer: shm.messages_per_peer.min(far.messages_per_peer),
-        message_bytes_max: shm.message_bytes_max.min(far.message_bytes_max),
         device_memory: shm.device_memory && far.device_memory,
         ..far.clone()
     }
@@ -311,6 +307,10 @@ impl Transport for Router {
 
     fn cancel(&mut self, peer: Rank, token: u64) {
         self.to(peer).cancel(peer, token);
+    }
+
+    fn hand_over(&mut self) {
+        self.far.hand_over();
     }
 
     #[inline]
@@ -452,6 +452,10 @@ impl Diagnostics for Router {
             Some(Way::Memory) => self.shm.trouble(peer),
             _ => self.far.trouble(peer),
         }
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.far.traffic().max(self.shm.traffic())
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {

@@ -8,7 +8,9 @@
 //! * [`DriverLock`] holds what callers and a background thread drive in turn: a caller that waits
 //!   drives by itself, and the thread drives while no caller does. [`BackgroundThread`] starts and
 //!   ends such a thread.
+//! * [`Watch`] tells which of many descriptors have something.
 //! * [`Completions`] collects operations that have ended, for a thread that waits for any of many.
+//! * [`Profile`] says what a thread that drives does with its time.
 //! * [`Clock`] is the only reader of the system's clock.
 //!
 //! Not here: what is driven. `comm/driving.rs` drives an engine, `comm/fusion` its service, and
@@ -26,7 +28,9 @@ mod completions_tests;
 mod driver_lock;
 mod futex;
 mod patience;
+mod profile;
 mod quota;
+mod watch;
 
 pub use alarm::{Alarm, WaitSource, sleep_on};
 pub use background::{Background, BackgroundThread};
@@ -36,4 +40,6 @@ pub use completions::{Completion, Completions, QueuePlace};
 pub use driver_lock::{Caller, DriverLock};
 pub use futex::{FUTEX_WORDS_MAX, futex_wait, futex_wait_any, futex_wake_all};
 pub use patience::{Looks, Patience, SpinTime, Step};
+pub use profile::{Activity, Profile, Spent, Traffic};
 pub use quota::Quota;
+pub use watch::Watch;

@@ -353,6 +353,10 @@ impl Actor {
     fn fill(&mut self, transport: &mut dyn Transport, to: Rank, tag: u64) -> Checked<Progress> {
         let most = transport.capabilities().messages_per_peer;
         let mut sent = self.own_token.unwrap_or(0);
+        if sent == 0 {
+            // The first may wait for a connection.
+            self.count = 0;
+        }
         loop {
             self.own_token_last += 1;
             let token = self.own_token_last;

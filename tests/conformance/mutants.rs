@@ -337,6 +337,10 @@ impl Transport for Mutant {
         }
     }
 
+    fn hand_over(&mut self) {
+        self.inner.hand_over();
+    }
+
     fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         let passed = now.since(std::mem::replace(&mut self.polled, now));
         match self.fault {

@@ -18,17 +18,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The
-/// second one reads messages of memory that is not registered out of the sender's process, the
-/// fourth encrypts. The last two need a device.
-const PROVIDERS: [&str; 7] = [
+/// second one reads messages of memory that is not registered out of the sender's process, another
+/// one encrypts. Those of large jobs connect at the first use. The last three need a device.
+const PROVIDERS: [&str; 9] = [
     "shm",
     "shm fetching",
     "tcp",
     "tcp encrypted",
+    "tcp large",
     "router",
     "verbs",
+    "verbs large",
     "router:verbs",
 ];
+
+/// Ranks of a large job that take no part in a case.
+const OTHERS: u32 = 20;
 
 /// Names the one provider to run on, and nothing else: where a device is, the machine may be slow.
 pub const ONLY_VARIABLE: &str = "LINERATE_CONFORMANCE_ONLY";
@@ -39,8 +44,12 @@ const SCALE_VARIABLE: &str = "LINERATE_TEST_SCALE";
 /// Those that can be had here, or the one that was asked for.
 pub fn providers() -> Vec<&'static str> {
     let only = std::env::var(ONLY_VARIABLE).unwrap_or_default();
+    assert!(
+        only.is_empty() || PROVIDERS.contains(&only.as_str()),
+        "{ONLY_VARIABLE} is '{only}': one of {PROVIDERS:?}"
+    );
     let is_meant = |provider: &&str| match only.as_str() {
-        "" => !provider.ends_with("verbs") || has_verbs(),
+        "" => !provider.contains("verbs") || has_verbs(),
         only => *provider == only,
     };
     PROVIDERS.into_iter().filter(is_meant).collect()
@@ -129,7 +138,12 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
         return Ok(Opened { transport, advance });
     }
     match provider {
-        "shm" | "shm fetching" | "tcp" | "tcp encrypted" | "verbs" => {
+        "shm" | "shm fetching" | "tcp" | "tcp encrypted" | "tcp large" | "verbs"
+        | "verbs large" => {
+            let ranks = match provider.ends_with("large") {
+                true => ranks + OTHERS,
+                false => ranks,
+            };
             let options = Options {
                 fetches: provider == "shm fetching",
                 tcp: TcpSettings {

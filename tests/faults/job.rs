@@ -94,6 +94,13 @@ impl Job {
         }
     }
 
+    /// Waits until each of these ranks has said this.
+    pub fn wait_for_said(&mut self, ranks: &[Rank], word: &str) {
+        for &rank in ranks {
+            self.children[rank as usize].wait_line(word);
+        }
+    }
+
     pub fn end(self) -> Vec<Output> {
         self.end_with_places().0
     }

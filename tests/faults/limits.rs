@@ -38,7 +38,7 @@ fn too_few_descriptors_are_an_error_on_every_rank_that_says_how_many_are_needed(
     for (rank, output) in start.spawn().end().iter().enumerate() {
         let error = value(output, "ERROR");
         assert!(
-            error.contains("RLIMIT_NOFILE is 20") && error.contains("`ulimit -n"),
+            error.contains("RLIMIT_NOFILE is 20") && error.contains("`ulimit -Hn"),
             "rank {rank}: {error}"
         );
     }

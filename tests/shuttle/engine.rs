@@ -129,6 +129,8 @@ impl Engine {
         TaskId(self.tasks.len() - 1)
     }
 
+    pub fn note_sleep(&mut self) {}
+
     pub fn next_timeout(&self) -> Option<Time> {
         None
     }

@@ -3,7 +3,7 @@
 use super::access::{self, TestPosts};
 use linerate::options::TcpSettings;
 use linerate::transport::{
-    Address, Event, Options, Outcome, Region, RemoteRange, Time, Transport, View, open,
+    Address, Event, Options, Outcome, PostError, Region, RemoteRange, Time, Transport, View, open,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -175,9 +175,14 @@ impl Pair {
             own.transport
                 .test_recv(peer, token, target, token + 1)
                 .unwrap();
-            own.transport
-                .test_send(peer, token, 7, source, token)
-                .unwrap();
+            // The first one waits for the connection, which it asks for.
+            self.until("a send", |pair| {
+                let transport = &mut pair.0[rank].transport;
+                match transport.test_send(peer, token, 7, source, token) {
+                    Err(PostError::WouldBlock) => false,
+                    sent => sent.map(|()| true).unwrap(),
+                }
+            });
             tokens.push((token, value));
         }
         let is_over = |rank: &Rank, token| rank.has_done(token) && rank.has_done(token + 1);

@@ -12,8 +12,12 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 from rdma_vm.errors import GUEST
@@ -37,7 +41,7 @@ TAKE_OUT = (
     "echo ${card##*/} >/sys/bus/virtio/drivers/virtio_net/unbind"
 )
 MEETING = "LINERATE_RENDEZVOUS=tcp://127.0.0.1:29500 LINERATE_DEBUG=info LINERATE_TIMEOUT=60"
-TESTS = ("command", "conformance", "device", "verbs")
+TESTS = ("command", "conformance", "device", "faults", "verbs")
 # Either host may begin to replace queue pairs; the other one follows.
 REPLACED = "generation [0-9]+ (begins|goes over)"
 BUILT = {}
@@ -108,9 +112,9 @@ class Common:
         return done.stdout
 
     def test_every_clause_of_the_contract(self):
-        for provider in ("verbs", "router:verbs"):
+        for provider in ("verbs", "verbs large", "router:verbs"):
             with self.subTest(provider):
-                script = f"LINERATE_CONFORMANCE_ONLY={provider} LINERATE_TEST_SCALE=4 {BUILT['conformance']} --test-threads=1 clause_"
+                script = f"LINERATE_CONFORMANCE_ONLY='{provider}' LINERATE_TEST_SCALE=4 {BUILT['conformance']} --test-threads=1 clause_"
                 self.assertNotIn("skipped", self.check(script))
 
     def test_perf_and_its_letters(self):
@@ -187,28 +191,83 @@ class Common:
         self.assertIn("transport tcp ", done.stdout)
 
 
+def is_listening(port):
+    """Whether a process listens at a port of TCP, which a connection to find out would use up."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in pathlib.Path("/proc/net", name).read_text().splitlines()]
+    return any(line[1].endswith(f":{port:04X}") and line[3] == "0A" for line in lines)
+
+
 class SoftVerbs(Common, unittest.TestCase):
+    def library(self):
+        return pathlib.Path(BUILT["linerate"]).parent / "libsoft_verbs.so"
+
     def start(self, script, devices=1):
-        library = pathlib.Path(BUILT["linerate"]).parent / "libsoft_verbs.so"
-        own = {"LINERATE_IBVERBS_LIB": str(library), "SOFT_VERBS": f"devices={devices}"}
+        own = {"LINERATE_IBVERBS_LIB": str(self.library()), "SOFT_VERBS": f"devices={devices}"}
         command = ["timeout", "400", "bash", "-c", script]
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=os.environ | own)
 
     def test_faults_memory_and_what_is_left(self):
-        out = self.check(f"{BUILT['verbs']} --test-threads=1 --nocapture --skip removal::")
+        out = self.check(f"{BUILT['verbs']} --test-threads=1 --nocapture --skip removal:: --skip seeds::")
         # A port goes down in a guest only, and the kernel's objects are counted there.
         self.assertEqual(out.count("skipped"), 2, out)
 
     def test_messages_that_are_cut_on_two_paths(self):
         self.assertIn("1 passed", self.check(f"{BUILT['verbs']} --nocapture faults::a_message_that_is_cut", devices=2))
 
+    def test_jobs_of_many_ranks(self):
+        self.assertNotIn("skipped", self.check(f"{BUILT['faults']} --test-threads=1 --nocapture many::"))
+
     def test_perf_takes_the_library_that_is_named(self):
         out = self.check(f"{BUILT['linerate']} perf write_bw --local -s 64K -n 100 && {BUILT['linerate']} perf write_bw --local -n 10 --transport shm")
         self.assertEqual([out.count(f"Transport: {name} ") for name in ("verbs", "shm")], [1, 1], out)
 
+    def test_programs_of_others(self):
+        """perftest and the examples of libibverbs, with this library in its place."""
+        programs = {
+            "ib_write_bw --use_old_post_send -F -n 100": r"(?m)^ *65536 +100 ",
+            "ib_send_lat --use_old_post_send -F -n 100": r"(?m)^ *2 +100 ",
+            "ibv_rc_pingpong -g 1 -n 100": "100 iters in",
+            "ibv_rc_pingpong -g 1 -n 100 -e": "100 iters in",
+        }
+        for name in ("ib_write_bw", "ibv_rc_pingpong"):
+            if not shutil.which(name):
+                self.skipTest(f"{name} is not installed (Debian: apt-get install perftest ibverbs-utils)")
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(self.library(), f"{folder}/libibverbs.so.1")
+            own = os.environ | {"LD_LIBRARY_PATH": folder, "SOFT_VERBS": "rate=100gbit,latency=2us"}
+            for program, row in programs.items():
+                with self.subTest(program), socket.create_server(("127.0.0.1", 0)) as free:
+                    port = free.getsockname()[1]
+                    free.close()
+                    command = ["timeout", "60", *program.split(), "-d", "soft0", "-p", str(port)]
+                    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+                    with subprocess.Popen(command, env=own, **options) as server:
+                        while server.poll() is None and not is_listening(port):
+                            time.sleep(0.01)
+                        client = subprocess.run([*command, "127.0.0.1"], env=own, **options)
+                        told = server.communicate()[0]
+                    self.assertEqual((server.returncode, client.returncode), (0, 0), told + client.stdout)
+                    for text in (told, client.stdout):
+                        self.assertRegex(text, row)
+
+    def test_jobs_whose_devices_fail(self):
+        self.assertIn("1 passed", self.check(f"{BUILT['verbs']} --nocapture seeds::"))
+
+    def test_every_clause_on_devices_that_fail(self):
+        # A clock that jumps (clause 2) may jump over the time that a port is down.
+        for words in ("late=100us,purge=none", *(f"faults={seed}" for seed in range(1, 9))):
+            with self.subTest(words):
+                script = f"export SOFT_VERBS={words}; LINERATE_CONFORMANCE_ONLY=verbs {BUILT['conformance']} clause_ --skip clause_02"
+                self.assertNotIn("skipped", self.check(script))
+
+    def test_a_device_without_reliable_connections_is_passed_over(self):
+        done = self.start(f"SOFT_VERBS=profile=efa-like {BUILT['linerate']} bench allreduce --transport verbs --ranks 2 -b 8 -e 8")
+        self.assertNotEqual(done.returncode, 0, said(done))
+        self.assertIn("it is no channel adapter", done.stderr, said(done))
+
     def test_profiles(self):
         """Conformance on every device."""
-        for profile in ("mlx4", "irdma", "qedr", "small-cq", "no-srq"):
+        for profile in ("mlx4", "irdma", "qedr", "bnxt", "small-cq", "no-srq"):
             with self.subTest(profile):
                 script = f"export SOFT_VERBS=profile={profile}; LINERATE_CONFORMANCE_ONLY=verbs {BUILT['conformance']} clause_"
                 self.assertNotIn("skipped", self.check(script))
@@ -221,7 +280,7 @@ class OneHost(Common, unittest.TestCase):
         return run("run", "--timeout", "400", "--devices", str(devices), "--", "bash", "-c", script)
 
     def test_faults_memory_and_what_is_left(self):
-        script = f"{BUILT['verbs']} --test-threads=1 --nocapture --skip removal::"
+        script = f"{BUILT['verbs']} --test-threads=1 --nocapture --skip removal:: --skip seeds::"
         self.assertNotIn("skipped", self.check(script))
 
     def test_pieces_cut_on_two_paths_and_devices_that_are_taken_away(self):

@@ -13,6 +13,7 @@ mod info;
 mod launch;
 mod mesh;
 mod perf;
+mod profile;
 mod rdma;
 mod replay;
 mod system;

@@ -21,6 +21,8 @@ mod oktopk;
 mod outputs;
 #[path = "command/perf.rs"]
 mod perf;
+#[path = "command/profile.rs"]
+mod profile;
 #[path = "command/refusals.rs"]
 mod refusals;
 #[path = "command/replay_plan.rs"]

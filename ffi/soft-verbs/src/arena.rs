@@ -5,6 +5,8 @@
 //! a peer that was killed at any instruction leaves nothing that cannot be read.
 
 use crate::lock::Lock;
+use crate::network::now;
+use crate::settings::DEVICES_MAX;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -46,6 +48,47 @@ pub struct Header {
     pub address: AtomicU64,
     /// Held for an atomic operation on memory of this process.
     pub atomics: Lock,
+    /// By device.
+    ports: [PortState; DEVICES_MAX],
+}
+
+impl Header {
+    /// The state of a device's port.
+    pub fn port(&self, device: u32) -> &PortState {
+        &self.ports[device as usize % DEVICES_MAX]
+    }
+}
+
+/// What has happened to a device and its port, as this process knows them.
+#[repr(C)]
+pub struct PortState {
+    /// It carries nothing before this time.
+    pub down_until: AtomicU64,
+    /// How often its address has got another place.
+    pub moves: AtomicU32,
+    /// When the device vanished; 0: it is there.
+    pub gone_at: AtomicU64,
+}
+
+impl PortState {
+    /// Whether the device is gone.
+    pub fn is_gone(&self) -> bool {
+        self.gone_at.load(Ordering::Relaxed) != 0
+    }
+
+    /// Until when completions come.
+    pub fn end(&self) -> u64 {
+        match self.gone_at.load(Ordering::Relaxed) {
+            0 => u64::MAX,
+            time => time,
+        }
+    }
+
+    /// Whether packets get through.
+    pub fn is_up(&self) -> bool {
+        let until = self.down_until.load(Ordering::Relaxed);
+        !self.is_gone() && (until == 0 || until <= now())
+    }
 }
 
 /// Registered memory. It is read while the lock of the queue pair is held through which it is

@@ -5,17 +5,18 @@
 //! time.
 
 use crate::arena::{Arena, Entry};
+use crate::faults::Random;
 use crate::network::now;
 use crate::pair::Core;
 use crate::process::{Process, tell};
-use crate::socket::{self, Socket};
+use crate::socket;
+use crate::waker::Waker;
 use linerate_verbs_sys::raw::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_event_type, ibv_wc, ibv_wc_opcode, ibv_wc_status,
 };
 use std::cmp::Ordering as Order;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -28,6 +29,7 @@ pub struct Queue {
     pub base: ibv_cq,
     pub process: Arc<Process>,
     pub index: u32,
+    device: u32,
     /// Where its device's events go.
     pub events: u64,
     inner: Mutex<Inner>,
@@ -47,6 +49,7 @@ struct Inner {
     heap: BinaryHeap<Waiting>,
     next: u64,
     armed: Option<Armed>,
+    late: Late,
 }
 
 /// What an event was asked for: a completion that is there after this.
@@ -119,7 +122,7 @@ pub fn add(arena: &Arena, index: u32, entry: &Entry) -> bool {
 impl Queue {
     pub fn new(
         process: &Arc<Process>,
-        (context, events): (*mut ibv_context, u64),
+        (context, device, events): (*mut ibv_context, u32, u64),
         entries: u32,
         channel: *mut Channel,
         token: *mut libc::c_void,
@@ -145,7 +148,7 @@ impl Queue {
         queue.is_overrun.store(0, Ordering::Relaxed);
         queue.note_look();
         // SAFETY: null, or a channel that lives.
-        let socket = unsafe { channel.as_ref() }.map_or(0, |channel| channel.socket.name);
+        let socket = unsafe { channel.as_ref() }.map_or(0, |channel| channel.waker.socket.name);
         queue.channel.store(socket, Ordering::Relaxed);
         let base = ibv_cq {
             context,
@@ -159,8 +162,12 @@ impl Queue {
             base,
             process: process.clone(),
             index,
+            device,
             events,
-            inner: Mutex::default(),
+            inner: Mutex::new(Inner {
+                late: Late::new(process.settings.plan.late_ns, index),
+                ..Inner::default()
+            }),
             waiting: AtomicUsize::new(0),
             users: AtomicUsize::new(0),
             stalled: Mutex::default(),
@@ -215,6 +222,8 @@ impl Queue {
     /// Takes completions that are there.
     pub fn poll(&self, room: &mut [ibv_wc]) -> usize {
         self.advance();
+        // What was there when the device vanished lies in memory.
+        let end = self.process.port(self.device).end();
         let queue = self.process.arena().queue(self.index);
         let has_more = queue.added.load(Ordering::Acquire) != queue.fetched.load(Ordering::Relaxed);
         if !has_more && self.waiting.load(Ordering::Acquire) == 0 {
@@ -225,7 +234,7 @@ impl Queue {
         let (mut count, mut time) = (0, 0);
         while let (Some(place), Some(first)) = (room.get_mut(count), inner.heap.peek()) {
             if first.entry.due > time {
-                time = now();
+                time = now().min(end);
                 if first.entry.due > time {
                     break;
                 }
@@ -324,7 +333,8 @@ impl Queue {
         self.process.arena().queue(self.index).note_look();
         self.advance();
         let mut inner = self.inner.lock().unwrap();
-        let Some(armed) = inner.armed else {
+        let is_gone = self.process.port(self.device).is_gone();
+        let Some(armed) = inner.armed.filter(|_| !is_gone) else {
             return Err(u64::MAX);
         };
         self.fetch(&mut inner);
@@ -359,12 +369,15 @@ impl Queue {
         }
     }
 
-    /// Forgets what it has of a queue pair that is destroyed.
+    /// Forgets what it has of a queue pair that is destroyed, as far as its device does so.
     pub fn purge(&self, number: u32) {
         let mut inner = self.inner.lock().unwrap();
         self.fetch(&mut inner);
         let before = inner.heap.len();
-        inner.heap.retain(|waiting| waiting.entry.pair != number);
+        if !self.process.settings.plan.keeps_completions {
+            inner.heap.retain(|waiting| waiting.entry.pair != number);
+        }
+        inner.late.forget(number);
         let gone = (before - inner.heap.len()) as u64;
         self.waiting.store(inner.heap.len(), Ordering::Release);
         let queue = self.process.arena().queue(self.index);
@@ -378,10 +391,51 @@ impl Queue {
 }
 
 impl Inner {
-    fn push(&mut self, entry: Entry, sent: Option<(Arc<AtomicU64>, u64)>) {
+    fn push(&mut self, mut entry: Entry, sent: Option<(Arc<AtomicU64>, u64)>) {
+        if self.late.most_ns > 0 {
+            entry.due = self.late.due(&entry, sent.is_some());
+        }
         let order = self.next;
         self.next += 1;
         self.heap.push(Waiting { entry, order, sent });
+    }
+}
+
+/// Completions that come later than they would, by chance.
+struct Late {
+    /// By this much at most; 0: none does.
+    most_ns: u64,
+    random: Random,
+    /// When the last completions of a queue pair's sends and receives are there: the next ones are
+    /// not there before.
+    last: BTreeMap<(u32, bool), u64>,
+}
+
+impl Default for Late {
+    fn default() -> Late {
+        Late::new(0, 0)
+    }
+}
+
+impl Late {
+    fn new(most_ns: u64, seed: u32) -> Late {
+        Late {
+            most_ns,
+            random: Random(seed.into()),
+            last: BTreeMap::new(),
+        }
+    }
+
+    /// When a completion is there.
+    fn due(&mut self, entry: &Entry, is_send: bool) -> u64 {
+        let due = entry.due.max(now()) + self.random.below(self.most_ns + 1);
+        let last = self.last.entry((entry.pair, is_send)).or_default();
+        *last = due.max(*last);
+        *last
+    }
+
+    fn forget(&mut self, pair: u32) {
+        self.last.retain(|known, _| known.0 != pair);
     }
 }
 
@@ -404,49 +458,21 @@ fn to_c(entry: &Entry) -> ibv_wc {
 #[repr(C)]
 pub struct Channel {
     pub base: ibv_comp_channel,
-    /// Readable where one of the others is; C waits on it.
-    epoll: OwnedFd,
-    timer: OwnedFd,
-    pub socket: Socket,
+    waker: Waker,
     queues: Mutex<Vec<*mut Queue>>,
 }
 
 impl Channel {
     pub fn new(context: *mut ibv_context) -> io::Result<Box<Channel>> {
-        let socket = Socket::new()?;
-        // SAFETY: take numbers, and give new descriptors that nobody else has, or -1.
-        let made = unsafe {
-            [
-                libc::epoll_create1(libc::EPOLL_CLOEXEC),
-                libc::timerfd_create(
-                    libc::CLOCK_MONOTONIC,
-                    libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
-                ),
-            ]
-        };
-        if made.iter().any(|fd| *fd < 0) {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: as above.
-        let [epoll, timer] = made.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-        for fd in [socket.raw_fd(), timer.as_raw_fd()] {
-            let mut event = libc::epoll_event {
-                events: libc::EPOLLIN as u32,
-                u64: 0,
-            };
-            // SAFETY: three descriptors that are open, and a structure that is complete.
-            unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
-        }
+        let waker = Waker::new()?;
         let base = ibv_comp_channel {
             context,
-            fd: epoll.as_raw_fd(),
+            fd: waker.raw_fd(),
             refcnt: 0,
         };
         Ok(Box::new(Channel {
             base,
-            epoll,
-            timer,
-            socket,
+            waker,
             queues: Mutex::default(),
         }))
     }
@@ -470,27 +496,12 @@ impl Channel {
             if let Some(queue) = self.take() {
                 return Ok(queue);
             }
-            // SAFETY: an open descriptor.
-            let flags = unsafe { libc::fcntl(self.epoll.as_raw_fd(), libc::F_GETFL) };
-            if flags & libc::O_NONBLOCK != 0 {
-                return Err(libc::EAGAIN);
-            }
-            let mut wanted = libc::pollfd {
-                fd: self.epoll.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            // SAFETY: one structure.
-            if unsafe { libc::poll(&mut wanted, 1, -1) } < 0 {
-                return Err(io::Error::last_os_error()
-                    .raw_os_error()
-                    .unwrap_or(libc::EINTR));
-            }
+            self.waker.wait()?;
         }
     }
 
     fn take(&self) -> Option<*mut Queue> {
-        self.socket.drain();
+        self.waker.socket.drain();
         let queues = self.queues.lock().unwrap();
         let (time, mut wake) = (now(), u64::MAX);
         for (place, &queue) in queues.iter().enumerate() {
@@ -499,42 +510,14 @@ impl Channel {
                 Ok(()) => {
                     // The others are looked at next time.
                     if place + 1 < queues.len() {
-                        socket::send(self.socket.name, &[1]);
+                        socket::send(self.waker.socket.name, &[1]);
                     }
                     return Some(queue);
                 }
                 Err(again) => wake = wake.min(again),
             }
         }
-        self.set_timer(wake);
+        self.waker.set_timer(wake);
         None
-    }
-
-    /// Makes the channel readable at this time, and not before.
-    fn set_timer(&self, time: u64) {
-        let zero = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let value = match time {
-            u64::MAX => zero,
-            time => libc::timespec {
-                tv_sec: (time / 1_000_000_000) as libc::time_t,
-                tv_nsec: (time % 1_000_000_000) as libc::c_long,
-            },
-        };
-        let setting = libc::itimerspec {
-            it_interval: zero,
-            it_value: value,
-        };
-        // SAFETY: an open timer and a structure that is complete. Setting it forgets its expiries.
-        unsafe {
-            libc::timerfd_settime(
-                self.timer.as_raw_fd(),
-                libc::TFD_TIMER_ABSTIME,
-                &setting,
-                std::ptr::null_mut(),
-            )
-        };
     }
 }

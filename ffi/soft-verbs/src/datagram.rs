@@ -37,6 +37,9 @@ pub fn carry_datagram(
     let Some(peer) = network.peer(to.pair, port.host) else {
         return sent;
     };
+    if !core.process.port(core.device).is_up() || !peer.port(port.device).is_up() {
+        return sent;
+    }
     let remote = peer.arena.pair(to.pair);
     let _guard = remote.lock.lock();
     let state = ibv_qp_state(remote.state.load(Ordering::Acquire));

@@ -3,8 +3,8 @@
 //!
 //! A program that loads libibverbs loads this instead (`LINERATE_IBVERBS_LIB` for linerate; else
 //! `LD_LIBRARY_PATH`) and finds devices with reliable connections, datagrams, shared receive
-//! queues, completion channels and asynchronous events, whose wire and limits `SOFT_VERBS` says
-//! (`settings.rs`).
+//! queues, completion channels and asynchronous events, whose wire, limits and failures
+//! `SOFT_VERBS` says (`settings.rs`, `faults.rs`).
 //!
 //! # How it moves bytes
 //!
@@ -17,15 +17,16 @@
 //!
 //! # What differs from a device
 //!
-//! * Bytes are in the peer's memory when the request is posted, so that who polls memory in place
-//!   of completions sees them before the wire would have brought them.
+//! * Bytes are in the peer's memory when the request is posted, or by `land` later, so that who
+//!   polls memory in place of completions sees them before the wire would have brought them.
 //! * The processor copies. `bytes=none` leaves long messages where they are.
-//! * No congestion, no loss, no InfiniBand addresses, no unreliable connections.
+//! * No congestion, no loss of packets, no InfiniBand addresses, no unreliable connections.
 #![allow(unsafe_code)]
 
 mod arena;
 mod channel;
 mod datagram;
+mod faults;
 mod lock;
 mod moving;
 mod network;
@@ -38,3 +39,4 @@ mod request;
 mod settings;
 mod socket;
 pub mod verbs;
+mod waker;

@@ -3,6 +3,7 @@
 use crate::arena::{Entry, Pair as Remote, Piece};
 use crate::channel;
 use crate::datagram::carry_datagram;
+use crate::faults::Fault;
 use crate::network::{Peer, Port, Times, now};
 use crate::pair::{Core, Sending};
 use crate::ports::port_of;
@@ -14,7 +15,7 @@ use linerate_verbs_sys::raw::{
     ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as ended, ibv_wr_opcode as code,
 };
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The longest message of a connection, as devices say it.
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 30;
@@ -71,6 +72,17 @@ pub fn carry_out(
     if let Some(to) = &request.to {
         return Ok(carry_datagram(core, request, to, &memory));
     }
+    let broken = match request.fault {
+        Some(Fault::Break(status)) => Some(status),
+        _ => None,
+    };
+    // This one is the peer's fault, who hears of it.
+    if let Some(status) = broken.filter(|status| *status != ended::IBV_WC_REM_OP_ERR) {
+        return Err(Failure::Over(status));
+    }
+    if !core.process.port(core.device).is_up() {
+        return Err(Failure::NoAnswer);
+    }
     let peer = peer_of(core, sending).ok_or(Failure::NoAnswer)?;
     let number = sending.attributes.dest_qp_num;
     let remote = peer.arena.pair(number);
@@ -85,7 +97,8 @@ pub fn carry_out(
         .contains(&state)
         && remote.peer.load(Ordering::Relaxed) == core.number
         && remote.kind.load(Ordering::Relaxed) == core.kind.0;
-    if !is_ready || (request.bytes == 0 && !is_there(&peer)) {
+    let is_up = |device: &AtomicU32| peer.port(device.load(Ordering::Relaxed)).is_up();
+    if !is_ready || !is_up(&remote.device) || (request.bytes == 0 && !is_there(&peer)) {
         sending.peer = None;
         return Err(Failure::NoAnswer);
     }
@@ -95,10 +108,27 @@ pub fn carry_out(
         remote,
         number,
     };
+    if let Some(status) = broken {
+        return Err(end.bring_down(ibv_event_type::IBV_EVENT_QP_FATAL, status));
+    }
     match request.is_fetching() {
         true => end.fetch(request, &memory),
         false => end.send(request, &memory),
     }
+}
+
+/// Whether the bytes of a request may land in another order than those of others: they are written
+/// to memory that was registered so, without telling the peer, or this device keeps no order.
+pub fn may_overtake(core: &Core, sending: &mut Sending, request: &Request) -> bool {
+    if core.process.settings.profile.is_datagrams {
+        return true;
+    }
+    let relaxed = access::IBV_ACCESS_RELAXED_ORDERING.0;
+    let is_relaxed = |peer: Arc<Peer>| {
+        let region = peer.arena.region(request.key);
+        region.access.load(Ordering::Relaxed) & relaxed != 0
+    };
+    request.is_plain_write() && peer_of(core, sending).is_some_and(is_relaxed)
 }
 
 /// The process at the other end of a connection.

@@ -3,7 +3,7 @@
 //! It is a file that all processes of the network map: the names of hosts, the clocks of their
 //! ports, and a slot for each process. A queue pair's number says in which slot its process is.
 
-use crate::arena::{Arena, PAIR_BITS, started_at};
+use crate::arena::{Arena, PAIR_BITS, PortState, started_at};
 use crate::settings::{DEVICES_MAX, Settings};
 use std::fs::File;
 use std::io;
@@ -76,6 +76,13 @@ pub struct Peer {
     pub host: u32,
     started: u64,
     pub arena: Arc<Arena>,
+}
+
+impl Peer {
+    /// The state of one of its ports.
+    pub fn port(&self, device: u32) -> &PortState {
+        self.arena.header().port(device)
+    }
 }
 
 /// The network of this process.

@@ -7,7 +7,8 @@
 
 use crate::arena::Entry;
 use crate::channel::Queue;
-use crate::moving::{Failure, carry_out};
+use crate::faults::Fault;
+use crate::moving::{Failure, carry_out, may_overtake};
 use crate::network::{Peer, now};
 use crate::process::{Process, tell};
 use crate::receives;
@@ -64,6 +65,8 @@ pub struct Sending {
     /// What waits for the peer, in order.
     waiting: VecDeque<Request>,
     stall: Option<Stall>,
+    /// Requests arrive, and their acknowledgements do not come back.
+    is_deaf: bool,
 }
 
 /// Since when the first request that waits was tried, and why it waits.
@@ -162,6 +165,7 @@ impl Core {
             ibv_qp_state::IBV_QPS_RESET => {
                 sending.waiting.clear();
                 sending.stall = None;
+                sending.is_deaf = false;
                 sending.peer = None;
                 sending.posted = 0;
                 self.retired.store(0, Ordering::Relaxed);
@@ -241,6 +245,9 @@ impl Core {
         {
             return Err((libc::EINVAL, list));
         }
+        if self.process.port(self.device).is_gone() {
+            return Err((libc::EIO, list));
+        }
         // SAFETY: our caller promises it.
         unsafe { receives::post(self.process.arena(), self.receives, list) }?;
         if self.state.load(Ordering::Relaxed) == ibv_qp_state::IBV_QPS_ERR.0 {
@@ -281,19 +288,37 @@ impl Core {
             // SAFETY: our caller promises it.
             let request = unsafe { Request::of(raw, self.kind, self.capacity.max_inline_data) };
             let mut request = request.map_err(|errno| (errno, list))?;
+            if self.process.settings.profile.is_datagrams
+                && request.is_remote()
+                && (request.is_inline() || request.segments_count() > 1)
+            {
+                return Err((libc::EINVAL, list));
+            }
+            request.fault = self.process.strike(self.device);
+            if self.process.port(self.device).is_gone() {
+                return Err((libc::EIO, list));
+            }
             sending.posted += 1;
             request.number = sending.posted;
-            match (state, sending.waiting.is_empty()) {
-                (ibv_qp_state::IBV_QPS_ERR, _) => self.complete(
+            request.lands_at = self.process.faults.landing_time();
+            match (state, sending.waiting.is_empty(), request.lands_at) {
+                (ibv_qp_state::IBV_QPS_ERR, ..) => self.complete(
                     &mut sending,
                     &request,
                     ibv_wc_status::IBV_WC_WR_FLUSH_ERR,
                     0,
                     0,
                 ),
-                (_, true) => self.try_one(&mut sending, request, true),
-                (_, false) => sending.waiting.push_back(request),
+                (_, true, 0) => self.try_one(&mut sending, request, true),
+                (_, is_first, _) => {
+                    sending.waiting.push_back(request);
+                    if is_first {
+                        // SAFETY: the queues live.
+                        unsafe { &*self.queues[0] }.note_stalled(self.clone(), true);
+                    }
+                }
             }
+            self.carry_ahead(&mut sending);
             list = raw.next;
         }
         Ok(())
@@ -301,6 +326,9 @@ impl Core {
 
     /// Tries what waits again.
     pub fn advance(self: &Arc<Core>) {
+        if self.process.port(self.device).is_gone() {
+            return;
+        }
         let mut sending = self.sending.lock().unwrap();
         if sending
             .stall
@@ -312,18 +340,70 @@ impl Core {
             unsafe { &*self.queues[0] }.note_stalled(self.clone(), false);
             return;
         }
-        while let Some(request) = sending.waiting.pop_front() {
+        self.carry_ahead(&mut sending);
+        while let Some(request) = self.take_due(&mut sending) {
             let count = sending.waiting.len();
             self.try_one(&mut sending, request, false);
             if sending.waiting.len() > count {
                 break;
             }
         }
+        self.carry_ahead(&mut sending);
+        if sending.stall.is_none() && !sending.waiting.is_empty() {
+            // SAFETY: the queues live.
+            unsafe { &*self.queues[0] }.note_stalled(self.clone(), false);
+        }
+    }
+
+    /// Carries out what is not to wait for its turn: requests behind a lost acknowledgement, and
+    /// those that may overtake others.
+    fn carry_ahead(&self, sending: &mut Sending) {
+        if !sending.is_deaf && !self.process.faults.plan.is_landing_late() {
+            return;
+        }
+        let (time, mut waits) = (now(), false);
+        let mut waiting = std::mem::take(&mut sending.waiting);
+        for request in &mut waiting {
+            match request.carried {
+                Some(Ok(_)) => continue,
+                Some(Err(_)) => break,
+                None => {}
+            }
+            let may_pass = may_overtake(self, sending, request);
+            if (may_pass || !waits) && (sending.is_deaf || request.lands_at <= time) {
+                let carried = carry_out(self, sending, request);
+                let is_over = matches!(carried, Ok(_) | Err(Failure::Over(_)));
+                request.carried = is_over.then_some(carried);
+            }
+            match request.carried {
+                Some(Ok(_)) => {}
+                None if may_pass => waits = true,
+                _ => break,
+            }
+        }
+        sending.waiting = waiting;
+    }
+
+    /// The next request whose turn it is, if that can be carried out now.
+    fn take_due(&self, sending: &mut Sending) -> Option<Request> {
+        let time = now();
+        let is_due = |request: &Request| request.carried.is_some() || request.lands_at <= time;
+        let at = match self.process.settings.profile.is_datagrams {
+            true => sending.waiting.iter().position(is_due)?,
+            false => sending.waiting.front().is_some_and(is_due).then_some(0)?,
+        };
+        sending.waiting.remove(at)
     }
 
     /// Carries a request out, or puts it in front of what waits.
-    fn try_one(self: &Arc<Core>, sending: &mut Sending, request: Request, is_new: bool) {
-        let failure = match carry_out(self, sending, &request) {
+    fn try_one(self: &Arc<Core>, sending: &mut Sending, mut request: Request, is_new: bool) {
+        let carried = request.carried.take();
+        let carried = carried.unwrap_or_else(|| carry_out(self, sending, &request));
+        let failure = match carried {
+            Ok(_) if sending.is_deaf || request.fault == Some(Fault::Lose) => {
+                (request.carried, sending.is_deaf) = (Some(carried), true);
+                Failure::NoAnswer
+            }
             Ok((bytes, due)) => {
                 sending.stall = None;
                 return self.complete(sending, &request, ibv_wc_status::IBV_WC_SUCCESS, bytes, due);

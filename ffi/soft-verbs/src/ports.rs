@@ -20,14 +20,18 @@ pub fn port_of(gid: &ibv_gid) -> Option<Port> {
     })
 }
 
-/// The GIDs of a port: a link's own, and the address of its interface.
-pub fn gid_of(port: Port, index: u32) -> Option<ibv_gid> {
+/// Places of a port's table.
+pub const GIDS: u32 = 4;
+
+/// The GIDs of a port: a link's own, and the address of its interface, which has the place after
+/// that, and another one after each of `moves`.
+pub fn gid_of(port: Port, index: u32, moves: u32) -> Option<ibv_gid> {
     let [_, _, high, low] = (port.host + 1).to_be_bytes();
     let tail = [port.device as u8 + 1, high, low];
     let mut raw = [0; 16];
     match index {
         0 => raw[..2].copy_from_slice(&[0xfe, 0x80]),
-        1 => raw[10..13].copy_from_slice(&[255, 255, 10]),
+        place if place == 1 + moves % (GIDS - 1) => raw[10..13].copy_from_slice(&[255, 255, 10]),
         _ => return None,
     }
     raw[13..].copy_from_slice(&tail);

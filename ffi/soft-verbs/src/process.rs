@@ -1,8 +1,9 @@
 //! [`Process`]: what all open devices of this process share.
 
-use crate::arena::{Arena, PAIR_BITS, PAIRS, Piece, QUEUES, REGIONS, SHARED};
+use crate::arena::{Arena, PAIR_BITS, PAIRS, Piece, PortState, QUEUES, REGIONS, SHARED};
 use crate::channel::Queue;
-use crate::network::Network;
+use crate::faults::{Fault, Faults};
+use crate::network::{Network, now};
 use crate::pair::{Core, Pair};
 use crate::receives::Shared;
 use crate::settings::Settings;
@@ -27,6 +28,9 @@ pub struct Process {
     pub devices: Mutex<Vec<Address<ibv_device>>>,
     pub queues: Mutex<BTreeMap<u32, Address<Queue>>>,
     pub shared: Mutex<BTreeMap<u32, Address<Shared>>>,
+    /// Where open devices hear of events, and which devices these are.
+    pub listeners: Mutex<Vec<(u32, u64)>>,
+    pub faults: Faults,
     regions: Mutex<Free>,
     free_pairs: Mutex<Free>,
     free_queues: Mutex<Free>,
@@ -88,12 +92,14 @@ impl Process {
         let has_memlock = settings.has_memlock;
         Ok(Process {
             network: Network::join(&settings)?,
+            faults: Faults::new(settings.plan.clone()),
             settings,
             pairs: Mutex::default(),
             addresses: Mutex::default(),
             devices: Mutex::default(),
             queues: Mutex::default(),
             shared: Mutex::default(),
+            listeners: Mutex::default(),
             regions: Free::new(2, REGIONS),
             free_pairs: Free::new(2, PAIRS),
             free_queues: Free::new(2, QUEUES),
@@ -107,6 +113,42 @@ impl Process {
 
     pub fn arena(&self) -> &Arena {
         &self.network.own.arena
+    }
+
+    /// The state of a device's port.
+    pub fn port(&self, device: u32) -> &PortState {
+        self.network.own.port(device)
+    }
+
+    /// A work request is given to a device: what goes wrong then happens, and what happens to the
+    /// request itself is given back.
+    pub fn strike(&self, device: u32) -> Option<Fault> {
+        let mut of_request = None;
+        for fault in self.faults.count() {
+            let port = self.port(device);
+            let event = match fault {
+                Fault::Break(_) | Fault::Lose => {
+                    of_request = Some(fault);
+                    continue;
+                }
+                Fault::Down(time) => {
+                    port.down_until.store(now() + time, Ordering::Relaxed);
+                    ibv_event_type::IBV_EVENT_PORT_ERR
+                }
+                Fault::Move => {
+                    port.moves.fetch_add(1, Ordering::Relaxed);
+                    ibv_event_type::IBV_EVENT_GID_CHANGE
+                }
+                Fault::Vanish => {
+                    port.gone_at.store(now(), Ordering::Relaxed);
+                    ibv_event_type::IBV_EVENT_DEVICE_FATAL
+                }
+            };
+            let listeners = self.listeners.lock().unwrap();
+            let of_device = listeners.iter().filter(|listener| listener.0 == device);
+            of_device.for_each(|&(_, events)| tell(events, event, 0));
+        }
+        of_request
     }
 
     pub fn new_domain(&self) -> u32 {
@@ -260,10 +302,11 @@ pub fn tell(events: u64, kind: ibv_event_type, number: u32) {
     socket::send(events, &text.to_le_bytes());
 }
 
-/// Takes the next event of a device.
-pub fn take(events: &Socket) -> io::Result<(ibv_event_type, u32)> {
+/// Takes the next event of a device that was told, if there is one.
+pub fn take(events: &Socket) -> Option<(ibv_event_type, u32)> {
     let mut text = [0; 8];
-    events.receive(&mut text)?;
-    let text = u64::from_le_bytes(text);
-    Ok((ibv_event_type((text >> 32) as u32), text as u32))
+    events.receive(&mut text).then(|| {
+        let text = u64::from_le_bytes(text);
+        (ibv_event_type((text >> 32) as u32), text as u32)
+    })
 }

@@ -20,15 +20,27 @@ pub struct Profile {
     pub inline_bytes: u32,
     pub vendor: u32,
     pub part: u32,
+    /// It keeps no order among requests, reads and writes one segment and nothing inline, and is no
+    /// channel adapter: reliable datagrams, as far as reliable connections can show them.
+    pub is_datagrams: bool,
 }
 
-/// Sources, all outputs of `ibv_devinfo -v`: mlx5 (ConnectX-5) github.com/open-mpi/ompi/pull/6137
-/// and openucx/ucx/issues/10317; mlx4 (ConnectX-3) claudebarthels/infinity/issues/5; irdma (E810)
-/// deepseek-ai/3FS/issues/192; qedr openucx/ucx/issues/5148, which ends before its shared queues
-/// and atomics, so that it has none here; small-cq, a device without a name,
-/// ofiwg/libfabric/issues/6891, which begins with its completions, so that what stands before them
-/// is mlx4's. No output shows how many bytes may be inline: these are guesses.
-static PROFILES: [Profile; 6] = [
+/// Sources, outputs of `ibv_devinfo -v` but for the last two: mlx5 (ConnectX-5)
+/// github.com/open-mpi/ompi/pull/6137 and openucx/ucx/issues/10317; mlx4 (ConnectX-3)
+/// claudebarthels/infinity/issues/5; irdma (E810) deepseek-ai/3FS/issues/192; qedr
+/// openucx/ucx/issues/5148, which ends before its shared queues and atomics, so that it has none
+/// here; small-cq, a device without a name, ofiwg/libfabric/issues/6891, which begins with its
+/// completions, so that what stands before them is mlx4's. No output shows how many bytes may be
+/// inline: these are guesses.
+///
+/// bnxt (Broadcom P5) is what its drivers limit themselves to: Linux, drivers/infiniband/hw/bnxt_re
+/// (counts in bnxt_re.h; segments, reads, atomics and the requests that are kept back in
+/// qplib_sp.c), and rdma-core, providers/bnxt_re (inline bytes). The firmware says how many
+/// completions and requests queues have: those are guesses.
+///
+/// efa-like has the numbers of an Amazon EFA (1d0f:efa1) that openucx/ucx keeps for its tests of
+/// SRD; rdma-core's efadv_query_device(3) and fi_efa(7) say what they mean.
+static PROFILES: [Profile; 8] = [
     MLX5,
     MLX4,
     Profile {
@@ -47,6 +59,7 @@ static PROFILES: [Profile; 6] = [
         inline_bytes: 96,
         vendor: 0x8086,
         part: 5522,
+        is_datagrams: false,
     },
     Profile {
         name: "qedr",
@@ -64,6 +77,7 @@ static PROFILES: [Profile; 6] = [
         inline_bytes: 128,
         vendor: 0x1077,
         part: 32_880,
+        is_datagrams: false,
     },
     Profile {
         name: "small-cq",
@@ -86,6 +100,42 @@ static PROFILES: [Profile; 6] = [
         part: 0,
         ..MLX5
     },
+    Profile {
+        name: "bnxt",
+        queue_pairs: 65_536,
+        requests: 65_535 - 128,
+        segments: 6,
+        completion_queues: 65_536,
+        completions: 8_388_607,
+        regions: 262_144,
+        reads: 126,
+        has_atomics: false,
+        shared_queues: 65_536,
+        shared_requests: 65_535,
+        shared_segments: 6,
+        inline_bytes: 96,
+        vendor: 0x14e4,
+        part: 0x1750,
+        is_datagrams: false,
+    },
+    Profile {
+        name: "efa-like",
+        queue_pairs: 256,
+        requests: 4096,
+        segments: 2,
+        completion_queues: 512,
+        completions: 32_768,
+        regions: 262_144,
+        reads: 0,
+        has_atomics: false,
+        shared_queues: 0,
+        shared_requests: 0,
+        shared_segments: 0,
+        inline_bytes: 32,
+        vendor: 0x1d0f,
+        part: 0xefa1,
+        is_datagrams: true,
+    },
 ];
 
 const MLX5: Profile = Profile {
@@ -104,6 +154,7 @@ const MLX5: Profile = Profile {
     inline_bytes: 828,
     vendor: 0x02c9,
     part: 4119,
+    is_datagrams: false,
 };
 
 const MLX4: Profile = Profile {
@@ -122,6 +173,7 @@ const MLX4: Profile = Profile {
     inline_bytes: 928,
     vendor: 0x02c9,
     part: 4099,
+    is_datagrams: false,
 };
 
 impl Profile {

@@ -1,6 +1,8 @@
 //! [`Request`]: a work request, as the device keeps it.
 
 use crate::arena::{Arena, Piece};
+use crate::faults::Fault;
+use crate::moving::Failure;
 use crate::process::find;
 use crate::receives::{SEGMENTS_MAX, piece_of};
 use crate::verbs::Handle;
@@ -26,6 +28,13 @@ pub struct Request {
     count: usize,
     pub bytes: u64,
     pub to: Option<Destination>,
+    /// What goes wrong with it.
+    pub fault: Option<Fault>,
+    /// Not carried out before this time; 0: at once.
+    pub lands_at: u64,
+    /// What came of it, where it was carried out before its turn: the bytes of its completion, and
+    /// when that is there.
+    pub carried: Option<Result<(u32, u64), Failure>>,
 }
 
 /// Where a datagram goes.
@@ -95,6 +104,9 @@ impl Request {
             count,
             bytes,
             to: None,
+            fault: None,
+            lands_at: 0,
+            carried: None,
         };
         match raw.opcode {
             code::IBV_WR_SEND | code::IBV_WR_SEND_WITH_IMM if kind == ibv_qp_type::IBV_QPT_UD => {
@@ -120,6 +132,27 @@ impl Request {
             _ => return Err(libc::EOPNOTSUPP),
         }
         Ok(request)
+    }
+
+    /// Whether it writes, and the peer hears nothing of it.
+    pub fn is_plain_write(&self) -> bool {
+        self.opcode == code::IBV_WR_RDMA_WRITE
+    }
+
+    /// Whether it reads or writes memory of the peer that it names.
+    pub fn is_remote(&self) -> bool {
+        matches!(
+            self.opcode,
+            code::IBV_WR_RDMA_WRITE | code::IBV_WR_RDMA_WRITE_WITH_IMM | code::IBV_WR_RDMA_READ
+        )
+    }
+
+    pub fn is_inline(&self) -> bool {
+        self.inline.is_some()
+    }
+
+    pub fn segments_count(&self) -> usize {
+        self.count
     }
 
     pub fn has_immediate(&self) -> bool {

@@ -1,5 +1,6 @@
 //! [`Settings`]: what `SOFT_VERBS` asks for.
 
+use crate::faults::{self, Plan};
 use crate::profile::Profile;
 use std::path::PathBuf;
 
@@ -8,10 +9,12 @@ pub const VARIABLE: &str = "SOFT_VERBS";
 /// What `bytes=none` still moves: what programs tell each other about the bytes that are not moved,
 /// with headers around a page.
 const CONTROL_BYTES: u64 = 8192;
+/// How much later than they were posted requests are carried out where a device keeps no order.
+const LAND_NS: u64 = 10_000;
 /// Devices of a host.
 pub const DEVICES_MAX: usize = 8;
 
-const WORDS: &str = "profile=mlx5|mlx4|irdma|qedr|small-cq|no-srq, rate=NUMBERgbit|mbit, latency=NUMBERus|ns, mtu=256..4096, \
+const WORDS: &str = "profile=mlx5|mlx4|irdma|qedr|bnxt|small-cq|no-srq|efa-like, rate=NUMBERgbit|mbit, latency=TIME, mtu=256..4096, \
                      bytes=none|all|NUMBER, devices=1..8, memlock=limit|none, host=NAME|each, net=FOLDER";
 
 /// What the devices of this process are like.
@@ -32,6 +35,8 @@ pub struct Settings {
     pub host: String,
     /// Where the processes of a network find each other.
     pub folder: PathBuf,
+    /// What goes wrong.
+    pub plan: Plan,
 }
 
 impl Settings {
@@ -56,6 +61,7 @@ impl Settings {
             has_memlock: false,
             host: if host.is_empty() { "local" } else { host }.into(),
             folder: format!("/dev/shm/soft-verbs-{user}").into(),
+            plan: Plan::default(),
         };
         for word in text
             .split(',')
@@ -63,8 +69,14 @@ impl Settings {
             .filter(|word| !word.is_empty())
         {
             settings.take(word).ok_or_else(|| {
-                format!("{VARIABLE} has the word {word:?}, which is none of: {WORDS}")
+                let faults = faults::WORDS;
+                format!(
+                    "{VARIABLE} has the word {word:?}, which is none of: {WORDS}, {faults}; TIME is NUMBERms|us|ns"
+                )
             })?;
+        }
+        if settings.profile.is_datagrams && settings.plan.land_ns == 0 {
+            settings.plan.land_ns = LAND_NS;
         }
         Ok(settings)
     }
@@ -74,10 +86,7 @@ impl Settings {
         match name {
             "profile" => self.profile = Profile::named(value)?,
             "rate" => self.gigabits = Some(scaled(value, &[("gbit", 1.0), ("mbit", 1e-3)])?),
-            "latency" => {
-                let nanoseconds = scaled(value, &[("us", 1e3), ("ns", 1.0)])?;
-                self.latency_ns = nanoseconds as u64;
-            }
+            "latency" => self.latency_ns = time_of(value)?,
             "mtu" => {
                 let bytes = value.parse().ok()?;
                 let is_one = (8..=12).any(|power| bytes == 1u32 << power);
@@ -105,10 +114,21 @@ impl Settings {
             "host" if value == "each" => self.host = format!("process {}", std::process::id()),
             "host" if !value.is_empty() => self.host = value.into(),
             "net" if value.starts_with('/') => self.folder = value.into(),
-            _ => return None,
+            _ => self.plan.take(name, value)?,
         }
         Some(())
     }
+}
+
+/// A time in nanoseconds.
+pub fn time_of(text: &str) -> Option<u64> {
+    let nanoseconds = scaled(text, &[("ms", 1e6), ("us", 1e3), ("ns", 1.0)])?;
+    Some(nanoseconds as u64)
+}
+
+/// A whole number from 1 on.
+pub fn number_of(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|number| *number > 0)
 }
 
 /// A number above 0 with one of these units.
@@ -150,6 +170,11 @@ mod tests {
             "devices=9",
             "host=",
             "net=x",
+            "faults=many",
+            "break=0",
+            "down=3",
+            "down=3+2",
+            "purge=late",
         ] {
             let error = Settings::parse(&format!("mtu=256,{word}"), "").unwrap_err();
             assert!(

@@ -46,23 +46,16 @@ impl Socket {
         self.fd.as_raw_fd()
     }
 
-    /// Takes a datagram; waits for one unless the descriptor does not block.
-    pub fn receive(&self, into: &mut [u8]) -> io::Result<()> {
+    /// Takes a datagram; false: there is none.
+    pub fn receive(&self, into: &mut [u8]) -> bool {
+        let at = into.as_mut_ptr().cast();
         // SAFETY: writable for its length.
-        let status = unsafe { libc::recv(self.raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
-        if status < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        unsafe { libc::recv(self.raw_fd(), at, into.len(), libc::MSG_DONTWAIT) >= 0 }
     }
 
     /// Throws away what has come.
     pub fn drain(&self) {
-        let mut byte = 0u8;
-        let at = (&raw mut byte).cast();
-        // SAFETY: writable for one byte.
-        while unsafe { libc::recv(self.raw_fd(), at, 1, libc::MSG_DONTWAIT) } >= 0 {}
+        while self.receive(&mut [0]) {}
     }
 }
 

@@ -4,6 +4,7 @@
 use super::{Plans, bytes_of};
 use crate::collective::{self, Algorithm, Candidate, Window};
 use crate::comm::call::Call;
+use crate::cost::{Bound, Work};
 use crate::error::Result;
 use crate::transport::shm::FETCH_BYTES_MIN;
 use std::fmt;
@@ -70,6 +71,8 @@ pub struct Explanation {
     pub threads: u32,
     /// The time that the cost model predicts for `algorithm`, in ns.
     pub predicted_ns: f64,
+    /// What the predicted time goes to, in ns. The first part is the largest: it bounds the call.
+    pub parts_ns: [(Bound, f64); 4],
     /// All algorithms that could run on such memory, cheapest first.
     pub candidates: Vec<Candidate>,
 }
@@ -118,6 +121,7 @@ impl Plans {
             segments: own.map_or(1, |c| c.segments),
             threads: self.threads,
             predicted_ns: own.map_or(0.0, |c| c.predicted_ns),
+            parts_ns: (self.model).parts(&own.map_or(Work::default(), |c| c.work)),
             candidates,
         })
     }

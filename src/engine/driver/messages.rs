@@ -14,6 +14,7 @@ use crate::memory::View;
 use crate::schedule::{Action, StepId};
 use crate::transport::{Completion, Outcome, PostError};
 use crate::types::Rank;
+use crate::wait::Activity;
 
 impl Driver {
     /// Posts as many chunks of a message as may be posted now.
@@ -227,12 +228,11 @@ impl Driver {
         view: View,
     ) -> std::result::Result<(), PostError> {
         let transport = self.links.transport.as_mut();
-        let lent = self
-            .pool
-            .lend(view.len_bytes(), transport)
-            .map_err(|e| PostError::invalid(e.to_string()))?;
+        let lent = self.pool.lend(view.len_bytes(), transport)?;
         let copy = lent.view.part(0, view.len_bytes());
+        self.note(Activity::Posting);
         kernel::copy(view, copy);
+        self.note(Activity::Copying);
         match (self.links).post_send(peer, (tag, header), copy, token) {
             Ok(()) => {
                 self.bounced.push(Bounced { token, lent });

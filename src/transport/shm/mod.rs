@@ -37,7 +37,7 @@ use super::posts::{Ends, change_here, get_here, no_such_rank, put_here};
 use super::registry::{Registry, part_of};
 use super::{
     Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, Outcome, PostError,
-    RemoteRange, Rma, Signals, Transport, WaitSource, tag_class,
+    RemoteRange, Rma, Signals, Traffic, Transport, WaitSource, tag_class,
 };
 use crate::error::{Error, Result};
 use crate::limits::{CHUNKS_IN_FLIGHT, INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -45,13 +45,14 @@ use crate::memory::{ProcessMark, Region, RegionKey, View};
 use crate::prng::mix;
 use crate::time::Time;
 use crate::types::Rank;
+use crate::wait::Watch;
 use peer::{Peer, PeerState};
 use regions::PeerRegions;
 use segment::Segment;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use watch::{Watch, Watched};
+use watch::Watched;
 
 /// A region of this rank and the peers that know it.
 #[derive(Debug)]
@@ -105,7 +106,7 @@ impl ShmTransport {
         let socket_name = format!("linerate-shm-{}-{nonce:016x}", std::process::id());
         let listener = socket::listen_on(socket_name.as_bytes())?;
         let watch = Watch::new()?;
-        watch.add(&listener, Watched::Entrance)?;
+        watch.add(&listener, Watched::Entrance.key())?;
         Ok(ShmTransport {
             rank,
             process: ProcessMark::current()?,
@@ -114,13 +115,9 @@ impl ShmTransport {
                 mapped: true,
                 store_signals: true,
                 shared_regions: true,
-                rma: true,
-                atomics: true,
-                ordered: true,
                 inline_bytes: INLINE_BYTES_MAX,
                 messages_per_peer: MESSAGES_PER_PEER,
                 chunks_in_flight: CHUNKS_IN_FLIGHT,
-                message_bytes_max: usize::MAX,
                 device_memory: false,
                 rails: 1,
                 latency_ns: 300.0,
@@ -186,9 +183,7 @@ impl ShmTransport {
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
         self.regions.check_source(local)?;
-        let found = self
-            .remote(peer, remote, local.len_bytes())
-            .map_err(|e| PostError::invalid(e.to_string()))?;
+        let found = self.remote(peer, remote, local.len_bytes())?;
         let outcome = match is_put {
             true => put_here(found, local),
             false => get_here(found, local),
@@ -364,8 +359,7 @@ impl Rma for ShmTransport {
     ) -> std::result::Result<(), PostError> {
         self.check_peer(peer)?;
         what.check(word, result)?;
-        let found = self.remote(peer, word, result.len_bytes());
-        let found = found.map_err(|e| PostError::invalid(e.to_string()))?;
+        let found = self.remote(peer, word, result.len_bytes())?;
         let outcome = change_here(found, what, result);
         if outcome == Outcome::Done {
             self.notify(peer);
@@ -438,6 +432,15 @@ impl Signals for ShmTransport {
 impl Expecting for ShmTransport {}
 
 impl Diagnostics for ShmTransport {
+    /// A receiver copies a message at once when it takes it, so none is ever seen to move.
+    fn traffic(&self) -> Traffic {
+        let is_held = self.peers.iter().any(|peer| peer.outbound.has_unread());
+        match is_held {
+            true => Traffic::Held,
+            false => Traffic::Idle,
+        }
+    }
+
     fn counts(&self) -> Vec<(&'static str, u64)> {
         vec![self.regions.count()]
     }

@@ -66,7 +66,7 @@ impl ShmTransport {
         }
         let mut has_entered = false;
         for index in 0..self.watch.look() {
-            match self.watch.found(index) {
+            match Watched::of_key(self.watch.found(index)) {
                 Watched::Entrance => has_entered = true,
                 Watched::Socket(peer) => self.read_socket(peer),
                 Watched::Process(peer) => {
@@ -119,7 +119,7 @@ impl ShmTransport {
         while self.unidentified.len() < UNIDENTIFIED_MAX
             && let Some(fd) = socket::accept_from(self.listener.as_fd())?
         {
-            self.watch.add(&fd, Watched::Entrance)?;
+            self.watch.add(&fd, Watched::Entrance.key())?;
             self.unidentified.push(fd);
         }
         let mut index = 0;
@@ -177,10 +177,10 @@ impl ShmTransport {
         let p = &mut self.peers[peer as usize];
         p.process = PeerProcess::of(fd.as_fd());
         let watched = match p.process.descriptor() {
-            Some(process) => self.watch.add(process, Watched::Process(peer)),
+            Some(process) => self.watch.add(process, Watched::Process(peer).key()),
             None => Ok(()),
         };
-        let watched = watched.and_then(|()| self.watch.add(&fd, Watched::Socket(peer)));
+        let watched = watched.and_then(|()| self.watch.add(&fd, Watched::Socket(peer).key()));
         p.control.open(fd);
         if let Err(error) = watched {
             self.fail(peer, format!("this rank cannot hear it: {error}"));
@@ -370,7 +370,7 @@ impl ShmTransport {
                 Ok(())
             }
             Ok(false) => Err(PostError::WouldBlock),
-            Err(error) => Err(PostError::invalid(error.to_string())),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -6,6 +6,7 @@
 
 use super::fetch::Guard;
 use crate::error::{Error, Result};
+use crate::limits::BACKLOG;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -41,8 +42,6 @@ pub enum SocketMessage {
 }
 
 const MESSAGE_BYTES: usize = 40;
-/// Pending connections: every rank of a job may connect at the same moment.
-const BACKLOG: i32 = 4096;
 
 impl SocketMessage {
     fn emit(self) -> [u8; MESSAGE_BYTES] {
@@ -306,8 +305,8 @@ fn new_socket() -> Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::watch::{Watch, Watched};
     use super::*;
+    use crate::wait::Watch;
 
     fn open(connected: Result<Connected>) -> OwnedFd {
         match connected {
@@ -405,7 +404,7 @@ mod tests {
         let pid = rustix::process::Pid::from_child(&child);
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let mut watch = Watch::new().unwrap();
-        watch.add(&process, Watched::Process(0)).unwrap();
+        watch.add(&process, 0).unwrap();
         assert_eq!(watch.look(), 0);
         child.kill().unwrap();
         child.wait().unwrap();

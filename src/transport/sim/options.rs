@@ -267,7 +267,7 @@ mod tests {
                 "ranks",
                 |o, n| o.ranks = n as u32,
                 [1, RANKS_MAX.into()],
-                &[0, 4097],
+                &[0, u64::from(RANKS_MAX) + 1],
             ),
             (
                 "network.latency_ns",

@@ -14,7 +14,7 @@ use crate::types::Rank;
 use std::sync::Arc;
 
 /// Largest message: a bound for arithmetic, far above any memory.
-pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 40;
+const MESSAGE_BYTES_MAX: usize = 1 << 40;
 
 type Posted = std::result::Result<(), PostError>;
 

@@ -1,7 +1,6 @@
 //! [`SimTransport`]: the transport contract over a [`super::World`].
 
 use super::options::SimOptions;
-use super::posting::MESSAGE_BYTES_MAX;
 use super::state::{Cause, Happening, State};
 use crate::error::{Error, Result};
 use crate::limits::{CHUNKS_IN_FLIGHT, INLINE_BYTES_MAX, MESSAGES_PER_PEER};
@@ -41,13 +40,9 @@ impl SimTransport {
                 mapped: options.mapped,
                 store_signals: false,
                 shared_regions: false,
-                rma: true,
-                atomics: true,
-                ordered: false,
                 inline_bytes: INLINE_BYTES_MAX,
                 messages_per_peer: MESSAGES_PER_PEER,
                 chunks_in_flight: CHUNKS_IN_FLIGHT,
-                message_bytes_max: MESSAGE_BYTES_MAX,
                 device_memory: false,
                 rails: 1,
                 latency_ns: (link.latency_ns + link.per_message_ns) as f64,

@@ -170,6 +170,12 @@ impl IncomingMessages {
         }
     }
 
+    /// Whether the bytes of some message are on their way to its receive.
+    pub fn are_coming(&self) -> bool {
+        let mut messages = self.messages.values();
+        messages.any(|incoming| matches!(incoming.fate, Fate::Into(..)))
+    }
+
     /// Whether no receive is known of a message.
     pub fn is_unmatched(&self, transfer: u64) -> bool {
         let fate = self.messages.get(&transfer).map(|incoming| incoming.fate);

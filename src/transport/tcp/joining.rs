@@ -15,7 +15,7 @@ use super::socket;
 use crate::transport::posts::PeerState;
 use crate::transport::{ENDED, Event, UNREACHABLE};
 use crate::types::Rank;
-use crate::wire::{Claim, HandshakeMessage, JobKey, Purpose, Refusal};
+use crate::wire::{Claim, JobKey, Purpose, Refusal};
 use rustix::event::epoll;
 use std::net::IpAddr;
 
@@ -27,7 +27,6 @@ impl TcpTransport {
     /// Goes on with every connection that is being made. `is_slow`: attempts that pause come nearer
     /// to their next try.
     pub(super) fn look_at_connections(&mut self, is_slow: bool) {
-        self.listener.accept(&mut self.shared);
         self.look_at_incoming();
         self.look_at_outgoing();
         if is_slow {
@@ -39,47 +38,49 @@ impl TcpTransport {
     }
 
     fn look_at_incoming(&mut self) {
-        let mut at = 0;
-        while let Some(mut one) = self.listener.take(at) {
-            let is_late = one.is_late(self.shared.now);
-            match self.look_at_unauthenticated(&mut one) {
-                Ok(Look::Wait) if is_late => {
-                    one.turn_away("it did not say who it is in time", &mut self.shared);
-                }
-                Ok(Look::Wait) => {
-                    self.listener.put_back(at, one);
-                    at += 1;
-                }
+        for index in 0..self.listener.look(&mut self.shared) {
+            let number = self.listener.found(index);
+            match self.look_at_unauthenticated(number) {
+                Ok(Look::Wait) => self.listener.note(number),
                 // It knows that this rank connects.
-                Ok(Look::Awaited) => {}
+                Ok(Look::Awaited) => drop(self.listener.take(number)),
                 Ok(_) => {
-                    if let Some((rank, rail)) = one.into_rail(&self.shared) {
+                    let one = self.listener.take(number);
+                    if let Some((rank, rail)) = one.and_then(Unauthenticated::into_rail) {
                         self.adopt(rank, rail);
                     }
                 }
-                Err(reason) => one.turn_away(&reason, &mut self.shared),
+                Err(reason) => self.listener.turn_away(number, &reason, &mut self.shared),
             }
         }
     }
 
-    fn look_at_unauthenticated(&self, one: &mut Unauthenticated) -> Result<Look, String> {
-        match one.look()? {
+    fn look_at_unauthenticated(&mut self, number: u64) -> Result<Look, String> {
+        // It may have made room for another one since it was found.
+        let step = self.listener.get(number).map(Unauthenticated::look);
+        match step.unwrap_or(Ok(Step::Wait))? {
             Step::Wait => Ok(Look::Wait),
             Step::Hello(hello, claim) => {
-                self.handle_hello(one, hello, claim)?;
-                Ok(Look::Wait)
+                let key = self.key_of(&claim)?;
+                let one = self.listener.get(number);
+                let answered = one.map(|one| match &key {
+                    Some(key) => one.challenge(&hello, claim, key),
+                    None => one.wait_for_address(hello, claim),
+                });
+                answered.unwrap_or(Ok(())).map(|()| Look::Wait)
             }
-            Step::Proven(claim) => one.answer(self.refusal(&claim), self.shared.has_tls),
+            Step::Proven(claim) => {
+                let refusal = self.refusal(&claim);
+                let has_tls = self.shared.has_tls;
+                let one = self.listener.get(number);
+                one.map_or(Ok(Look::Wait), |one| one.answer(refusal, has_tls))
+            }
             Step::Done => Ok(Look::Done),
         }
     }
 
-    fn handle_hello(
-        &self,
-        one: &mut Unauthenticated,
-        hello: HandshakeMessage,
-        claim: Claim,
-    ) -> Result<(), String> {
+    /// The key by which a rank proves this claim; `None`: its address is not known yet.
+    fn key_of(&self, claim: &Claim) -> Result<Option<JobKey>, String> {
         let is_other = claim.initiator < self.peers.len() as Rank
             && claim.initiator != self.rank
             && claim.responder == self.rank
@@ -93,17 +94,14 @@ impl TcpTransport {
                 self.peers.len()
             ));
         }
-        let Some(key) = self.key_for(claim.initiator, true) else {
-            one.wait_for_address(hello, claim);
-            return Ok(());
-        };
-        if claim.epoch != self.epoch_of(claim.initiator, true) {
+        let key = self.key_for(claim.initiator, true);
+        if key.is_some() && claim.epoch != self.epoch_of(claim.initiator, true) {
             return Err(format!(
                 "it says it is rank {}, and belongs to another incarnation of the job",
                 claim.initiator
             ));
         }
-        one.challenge(&hello, claim, &key)
+        Ok(key)
     }
 
     /// Why a rank that has proven itself may not have this connection.

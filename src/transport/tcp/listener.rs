@@ -1,8 +1,8 @@
 //! [`Listener`]: where other ranks connect to this one, and the connections whose peers have not
 //! proven yet who they are.
 //!
-//! Unauthenticated peers are bounded in number and time. The silent ones are closed first, so that
-//! a flood of them keeps no rank out.
+//! Unauthenticated peers are bounded in number ([`Places`]) and time, so that a flood of them keeps
+//! no rank out.
 
 use super::handshake::{DETAIL_RAIL, Incomplete, Look, nonce, send};
 use super::rail::Rail;
@@ -10,22 +10,22 @@ use super::secure::Secure;
 use super::shared::Shared;
 use super::socket;
 use crate::error::{Error, Result};
-use crate::time::Time;
+use crate::transport::places::{ENTRANCE, Places, Standing};
 use crate::types::Rank;
 use crate::wire::{Claim, HandshakeError, HandshakeMessage, JobKey, Refusal, Responder};
-use rustix::event::epoll;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 type Told<T> = std::result::Result<T, String>;
 
-/// Connections that have not proven who they are.
-const UNAUTHENTICATED_MAX: usize = 64;
+/// Connections that have not proven who they are: all ranks of a large job may come at once.
+const UNAUTHENTICATED_MAX: usize = 1024;
 /// How long a peer may take to prove who it is, by the clock and in looks: a clock that jumps must
 /// not turn every peer away.
-const UNAUTHENTICATED_TIME: Duration = Duration::from_secs(2);
-const UNAUTHENTICATED_LOOKS: u32 = 1000;
+const UNAUTHENTICATED_TIME: Duration = Duration::from_secs(5);
+const UNAUTHENTICATED_LOOKS: u64 = 1000;
 /// Connections taken per look.
 const ACCEPTS_MAX: usize = 16;
 
@@ -33,18 +33,32 @@ const ACCEPTS_MAX: usize = 16;
 #[derive(Debug)]
 pub struct Listener {
     sockets: Vec<TcpListener>,
-    unauthenticated: Vec<Unauthenticated>,
+    places: Places<Unauthenticated>,
+    /// Those whose hello waits for the address of the rank that they say they are.
+    early: BTreeSet<u64>,
+    /// Whether an address has become known since the last look.
+    has_address: bool,
+    /// What the last look found: the numbers of connections.
+    found: Vec<u64>,
+    looks: u64,
     has_said_full: bool,
 }
 
 impl Listener {
     /// Listens on a free port of each of these addresses.
     pub fn new(ips: Vec<IpAddr>) -> Result<Listener> {
-        Ok(Listener {
+        let listener = Listener {
             sockets: ips.into_iter().map(socket::listen).collect::<Result<_>>()?,
-            unauthenticated: Vec::new(),
+            places: Places::new(UNAUTHENTICATED_MAX)?,
+            early: BTreeSet::new(),
+            has_address: false,
+            found: Vec::new(),
+            looks: 0,
             has_said_full: false,
-        })
+        };
+        let mut sockets = listener.sockets.iter();
+        sockets.try_for_each(|socket| listener.places.watch(socket))?;
+        Ok(listener)
     }
 
     /// Where it listens.
@@ -55,29 +69,62 @@ impl Listener {
             .map_err(|e| Error::os("reading the port of a listening socket", e))
     }
 
-    /// What becomes readable when somebody connects.
-    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.sockets.iter().map(AsFd::as_fd)
-    }
-
     /// Whether every peer that has connected has proven who it is.
     pub fn is_idle(&self) -> bool {
-        self.unauthenticated.is_empty()
+        self.places.is_empty()
+    }
+
+    /// The address of a rank is known from now on: perhaps its hello waits for that.
+    pub fn note_address(&mut self) {
+        self.has_address = true;
     }
 
     /// Connections of this rank that were let in and are no rails yet.
     pub fn proven_count(&self, rank: Rank) -> usize {
-        let proven = self
-            .unauthenticated
-            .iter()
-            .filter(|one| one.is_proven(rank));
+        let proven = self.places.iter().filter(|one| one.is_proven(rank));
         proven.count()
     }
 
-    /// Takes connections that wait.
-    pub fn accept(&mut self, shared: &mut Shared) {
-        for at in 0..self.sockets.len() {
+    /// Looks at what has come, takes connections that wait, and turns away who is late. Returns how
+    /// many connections there are to go on with.
+    pub fn look(&mut self, shared: &mut Shared) -> usize {
+        self.looks += 1;
+        self.found.clear();
+        if std::mem::take(&mut self.has_address) {
+            self.found.extend(&self.early);
+        }
+        let mut is_entered = !self.places.is_open();
+        for index in 0..self.places.look() {
+            match self.places.found(index) {
+                ENTRANCE => is_entered = true,
+                number => self.found.push(number),
+            }
+        }
+        if is_entered {
+            self.accept(shared);
+        }
+        while let Some((number, since, one)) = self.places.oldest()
+            && self.looks - one.admitted_at > UNAUTHENTICATED_LOOKS
+            && shared.now > since.after(UNAUTHENTICATED_TIME)
+        {
+            self.turn_away(number, "it did not say who it is in time", shared);
+        }
+        self.found.len()
+    }
+
+    /// The number of a connection that the last look found.
+    pub fn found(&self, index: usize) -> u64 {
+        self.found[index]
+    }
+
+    fn accept(&mut self, shared: &mut Shared) {
+        let mut has_room = true;
+        'sockets: for at in 0..self.sockets.len() {
             for _ in 0..ACCEPTS_MAX {
+                has_room = self.places.has_room(shared.now);
+                if !has_room {
+                    break 'sockets;
+                }
                 match self.sockets[at].accept() {
                     Ok((stream, from)) => {
                         // A socket that blocks would hold up the whole rank.
@@ -95,13 +142,17 @@ impl Listener {
                 }
             }
         }
+        // Without it, new connections are seen at the next look that finds another thing.
+        let _ = self.places.open(&self.sockets, has_room);
     }
 
     /// No descriptor is left: connections on which nothing has come are closed.
-    fn make_room_for_descriptors(&mut self, shared: &Shared) {
-        let before = self.unauthenticated.len();
-        self.unauthenticated.retain(|one| !one.is_silent());
-        let gone = before - self.unauthenticated.len();
+    fn make_room_for_descriptors(&mut self, shared: &mut Shared) {
+        let mut gone = 0;
+        while let Some((number, Standing::Silent)) = self.places.least_likely(shared.now) {
+            gone += u64::from(self.places.take(number).is_some());
+        }
+        shared.counts.turned_away += gone;
         if gone > 0 || !std::mem::replace(&mut self.has_said_full, true) {
             shared.say(&format!(
                 "no file descriptor is left for a connection (RLIMIT_NOFILE): {gone} silent ones were closed; raise it with `ulimit -n`"
@@ -110,38 +161,80 @@ impl Listener {
     }
 
     fn admit(&mut self, socket: OwnedFd, from: SocketAddr, shared: &mut Shared) {
-        if self.unauthenticated.len() >= UNAUTHENTICATED_MAX {
-            let silent = self.unauthenticated.iter().position(|one| one.is_silent());
-            let oldest = self.unauthenticated.remove(silent.unwrap_or(0));
-            oldest.turn_away("too many others came before it said who it is", shared);
+        if self.places.is_full()
+            && let Some((number, _)) = self.places.least_likely(shared.now)
+        {
+            let reason = "too many others came before it said who it is";
+            self.turn_away(number, reason, shared);
         }
         let timeout = shared.timeout;
         socket::prepare(socket.as_fd(), from.ip(), timeout, &mut shared.refused);
         shared.say_refused();
-        let token = epoll::EventData::new_u64(u64::MAX);
-        let flags = epoll::EventFlags::IN;
-        // Without it the connection is looked at all the same, only not at once.
-        let _ = epoll::add(&shared.epoll, &socket, token, flags);
-        self.unauthenticated.push(Unauthenticated {
+        let one = Unauthenticated {
             socket,
             from,
             message: Incomplete::new(),
             stage: Stage::Silent,
-            until: shared.now.after(UNAUTHENTICATED_TIME),
-            looks: 0,
-        });
+            admitted_at: self.looks,
+        };
+        match self.places.admit(one, shared.now) {
+            Ok(number) => self.found.push(number),
+            Err(error) => shared.say(&format!(
+                "a connection from {from} cannot be waited for ({error}) and was closed"
+            )),
+        }
     }
 
-    /// Takes out the unauthenticated connection at this place, if there is one.
-    pub fn take(&mut self, at: usize) -> Option<Unauthenticated> {
-        (at < self.unauthenticated.len()).then(|| self.unauthenticated.swap_remove(at))
+    /// The connection with this number, unless it has left its place.
+    pub fn get(&mut self, number: u64) -> Option<&mut Unauthenticated> {
+        self.places.get_mut(number)
     }
 
-    /// Puts it back at this place.
-    pub fn put_back(&mut self, at: usize, one: Unauthenticated) {
-        self.unauthenticated.push(one);
-        let last = self.unauthenticated.len() - 1;
-        self.unauthenticated.swap(at, last);
+    /// Notes how far this one has come.
+    pub fn note(&mut self, number: u64) {
+        let Some(one) = self.places.get_mut(number) else {
+            return;
+        };
+        let (standing, is_early) = match one.stage {
+            Stage::Silent => (Standing::Silent, false),
+            Stage::Early(..) => (Standing::Claims, true),
+            Stage::Challenged(..) => (Standing::Claims, false),
+            Stage::Securing(..) => (Standing::Proven, false),
+        };
+        self.places.note(number, standing);
+        match is_early {
+            true => self.early.insert(number),
+            false => self.early.remove(&number),
+        };
+    }
+
+    /// Takes this one out.
+    pub fn take(&mut self, number: u64) -> Option<Unauthenticated> {
+        self.early.remove(&number);
+        self.places.take(number)
+    }
+
+    /// Ends this connection, and tells people why.
+    pub fn turn_away(&mut self, number: u64, reason: &str, shared: &mut Shared) {
+        let Some(one) = self.take(number) else {
+            return;
+        };
+        shared.counts.turned_away += 1;
+        // A flood of them is told in a few lines.
+        let count = shared.counts.turned_away;
+        if count <= 8 || count.is_power_of_two() {
+            shared.say(&format!(
+                "a connection from {} was turned away ({count} so far): {reason}",
+                one.from
+            ));
+        }
+    }
+}
+
+impl AsFd for Listener {
+    /// What becomes readable when somebody connects or says something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.places.as_fd()
     }
 }
 
@@ -152,8 +245,14 @@ pub struct Unauthenticated {
     from: SocketAddr,
     message: Incomplete,
     stage: Stage,
-    until: Time,
-    looks: u32,
+    /// The number of the look that has admitted it.
+    admitted_at: u64,
+}
+
+impl AsFd for Unauthenticated {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 #[derive(Debug)]
@@ -187,16 +286,6 @@ impl Unauthenticated {
         matches!(&self.stage, Stage::Securing(_, claim) if claim.initiator == rank)
     }
 
-    fn is_silent(&self) -> bool {
-        matches!(self.stage, Stage::Silent)
-    }
-
-    /// Counts a look; true where it has had its time.
-    pub fn is_late(&mut self, now: Time) -> bool {
-        self.looks += 1;
-        self.looks > UNAUTHENTICATED_LOOKS && now > self.until
-    }
-
     /// Reads what it has said. The error: why it is turned away.
     pub fn look(&mut self) -> Told<Step> {
         if let Stage::Securing(secure, claim) = &mut self.stage {
@@ -228,10 +317,11 @@ impl Unauthenticated {
     }
 
     /// Keeps its hello until the address of the rank that it claims to be is known.
-    pub fn wait_for_address(&mut self, hello: HandshakeMessage, claim: Claim) {
-        if self.is_silent() {
+    pub fn wait_for_address(&mut self, hello: HandshakeMessage, claim: Claim) -> Told<()> {
+        if let Stage::Silent = self.stage {
             self.stage = Stage::Early(Box::new(hello), claim);
         }
+        Ok(())
     }
 
     /// Asks it for a proof of its claim.
@@ -262,29 +352,15 @@ impl Unauthenticated {
     }
 
     /// The rail that it has become, and whose it is.
-    pub fn into_rail(self, shared: &Shared) -> Option<(Rank, Rail)> {
+    pub fn into_rail(self) -> Option<(Rank, Rail)> {
         let (secure, claim) = match self.stage {
             Stage::Challenged(_, claim) => (None, claim),
             Stage::Securing(secure, claim) => (Some(secure), claim),
             Stage::Silent | Stage::Early(..) => return None,
         };
-        let _ = epoll::delete(&shared.epoll, &self.socket);
         let name = format!("from {}", self.from);
         let id = claim.detail & DETAIL_RAIL;
         let rail = Rail::new(id, self.socket, secure, false, name);
         Some((claim.initiator, rail))
-    }
-
-    /// Ends the connection, and tells people why.
-    pub fn turn_away(self, reason: &str, shared: &mut Shared) {
-        shared.counts.turned_away += 1;
-        // A flood of them is told in a few lines.
-        let count = shared.counts.turned_away;
-        if count <= 8 || count.is_power_of_two() {
-            shared.say(&format!(
-                "a connection from {} was turned away ({count} so far): {reason}",
-                self.from
-            ));
-        }
     }
 }

@@ -102,10 +102,6 @@ const CONNECTION_POLLS: u32 = 64;
 /// A put of at most this many bytes is a count: it leaves with the next frame to its peer, or with
 /// the next poll.
 const COUNT_BYTES: usize = 8;
-/// Up to this many ranks, each is connected to all others before the first operation: what one rank
-/// says then reaches the others' hosts although they are busy, and all notice a death. In larger
-/// jobs connections are made at the first use.
-const CONNECTED_RANKS_MAX: u32 = 16;
 /// Connections that are closed here, and kept until the peer has read what was sent on them.
 const CLOSING_MAX: usize = 64;
 
@@ -170,7 +166,7 @@ impl TcpTransport {
         })?;
         let places = listener.places()?;
         let ring = new_eventfd()?;
-        let descriptors = listener.descriptors().chain([ring.as_fd()]);
+        let descriptors = [listener.as_fd(), ring.as_fd()];
         let epoll = readable_with(descriptors, u64::MAX, "connections")?;
         Ok(TcpTransport {
             rank,
@@ -229,6 +225,7 @@ impl TcpTransport {
             return Err(Error::invalid(format!("connecting to rank {peer} twice")));
         }
         known.open(address);
+        self.listener.note_address();
         Ok(())
     }
 
@@ -412,13 +409,9 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
         mapped: false,
         store_signals: false,
         shared_regions: false,
-        rma: true,
-        atomics: true,
-        ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,
         chunks_in_flight: CHUNKS_IN_FLIGHT,
-        message_bytes_max: TOTAL_BYTES_MAX as usize,
         device_memory: false,
         rails: settings.rails,
         latency_ns: 10_000.0,

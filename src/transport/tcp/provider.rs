@@ -1,14 +1,14 @@
 //! What the contract asks of the `tcp` provider: posts, polls and what is looked at slowly.
 
 use super::peer::Peer;
-use super::{CONNECTED_RANKS_MAX, CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, TcpTransport};
+use super::{CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, TcpTransport};
 use crate::error::Result;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
-    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, RemoteRange, Rma,
-    Signals, Transport, WaitSource,
+    Address, Atomic, CONNECTED_RANKS_MAX, Capabilities, Diagnostics, Event, Expecting, Mapping,
+    RemoteRange, Rma, Signals, Traffic, Transport, WaitSource,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl Transport for TcpTransport {
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         self.begin(peer, address)?;
-        if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX as usize {
+        if peer != self.rank && self.peers.len() <= CONNECTED_RANKS_MAX {
             let known = &mut self.peers[peer as usize];
             known.reach_mut().await_connection();
             // One of the two connects, so that they never meet on the way.
@@ -95,9 +95,13 @@ impl Transport for TcpTransport {
             return self.own.send((tag, header), source, Some(token), ends);
         }
         let known = &mut self.peers[peer as usize];
-        known.send((tag, header), source, token, &mut self.shared)?;
-        self.pump(peer);
-        Ok(())
+        let sent = known.send((tag, header), source, token, &mut self.shared);
+        if sent.is_ok() {
+            self.pump(peer);
+        } else if known.reach().is_asked_for() {
+            self.connect_if_needed(peer, false);
+        }
+        sent
     }
 
     fn withdraw(&mut self) {
@@ -301,9 +305,15 @@ impl Diagnostics for TcpTransport {
         own.or_else(|| self.peers.iter().find_map(|peer| peer.find(is_meant)))
     }
 
+    fn traffic(&self) -> Traffic {
+        let peers = self.active.iter().map(|&rank| &self.peers[rank as usize]);
+        peers.map(Peer::traffic).max().unwrap_or(Traffic::Idle)
+    }
+
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let mut counts = self.shared.counts.named();
         counts.push(self.shared.regions.count());
+        counts.push(("peers connected", self.active.len() as u64));
         counts
     }
 }

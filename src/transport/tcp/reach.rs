@@ -25,6 +25,10 @@ pub struct Reach {
     is_opener: bool,
     /// The peer is to be connected although nobody talks to it yet, and has not been.
     is_awaited: bool,
+    /// There has been a connection.
+    was_connected: bool,
+    /// Somebody has had something to post before there was one.
+    is_asked_for: bool,
     /// Attempts that have failed since the last connection, and when the first of them began.
     failures: u32,
     since: Option<Time>,
@@ -63,6 +67,18 @@ impl Reach {
         self.is_awaited && self.is_opener
     }
 
+    /// Whether a post is to wait because there has been no connection. It is asked for then.
+    #[inline]
+    pub fn lacks_first(&mut self) -> bool {
+        self.is_asked_for |= !self.was_connected;
+        !self.was_connected
+    }
+
+    /// Whether a post waits for the first connection.
+    pub fn is_asked_for(&self) -> bool {
+        self.is_asked_for
+    }
+
     /// Begins an attempt: its number, from 1, and one of the peer's places, in turn.
     pub fn begin_attempt(&mut self, now: Time) -> Option<(u64, SocketAddr)> {
         let places = &self.address.as_ref()?.places;
@@ -93,6 +109,7 @@ impl Reach {
     /// There is a connection; true where this was awaited.
     pub fn note_connected(&mut self, is_outgoing: bool) -> bool {
         self.is_opener |= is_outgoing;
+        (self.was_connected, self.is_asked_for) = (true, false);
         (self.failures, self.since, self.pause_looks) = (0, None, 0);
         std::mem::take(&mut self.is_awaited)
     }
@@ -139,10 +156,12 @@ mod tests {
     fn a_connection_ends_pauses_and_is_told_once_where_it_was_awaited() {
         let mut reach = Reach::default();
         reach.await_connection();
+        assert!(reach.lacks_first() && reach.is_asked_for());
         reach.note_failure(Time(1), TIMEOUT, false);
         assert!(reach.is_paused() && !reach.is_to_be_opened());
         assert!(reach.note_connected(true));
         assert!(!reach.is_paused() && reach.is_opener());
+        assert!(!reach.lacks_first() && !reach.is_asked_for());
         assert!(!reach.note_connected(false));
     }
 }

@@ -2,6 +2,7 @@
 //! registered memory.
 
 use crate::error::{Error, Result};
+use crate::limits::BACKLOG;
 use crate::memory::View;
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -40,7 +41,7 @@ pub fn listen(ip: IpAddr) -> Result<TcpListener> {
         .set_nonblocking(true)
         .map_err(|e| Error::os(what(), e))?;
     // The standard library listens with 128 places, and all ranks may come at once.
-    rustix::net::listen(&listener, 4096).map_err(|e| Error::os(what(), e))?;
+    rustix::net::listen(&listener, BACKLOG).map_err(|e| Error::os(what(), e))?;
     Ok(listener)
 }
 

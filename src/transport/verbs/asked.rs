@@ -4,7 +4,7 @@
 use super::fabric::Fabric;
 use super::gid::Gid;
 use super::sysfs::{Device, LinkLayer, Port, Tree};
-use linerate_verbs_sys::raw::{ibv_gid_type, ibv_port_attr, ibv_port_state};
+use linerate_verbs_sys::raw::{ibv_gid_type, ibv_node_type, ibv_port_attr, ibv_port_state};
 use linerate_verbs_sys::{Context, Devices, LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND, Result};
 
 /// All devices that are there: those of the kernel, and then those that only the library knows.
@@ -15,7 +15,7 @@ pub fn devices(library: &Devices, tree: &Tree) -> Result<Vec<Device>> {
         let name = device.name();
         let is_listed = all.iter().any(|known| known.name == name);
         match (!is_listed).then(|| device.open()) {
-            Some(Ok(context)) => all.push(asked(&context)),
+            Some(Ok(context)) => all.push(asked(&context, device.node_type())),
             Some(Err(error)) => refusal = Some(error),
             None => {}
         }
@@ -35,7 +35,7 @@ pub fn gids(context: &Context, port: u8) -> Vec<Gid> {
     }
 }
 
-fn asked(context: &Context) -> Device {
+fn asked(context: &Context, node_type: ibv_node_type) -> Device {
     let attributes = context.attributes().ok();
     let count = attributes.map_or(0, |all| all.orig_attr.phys_port_cnt);
     let ports = (1..=count).filter_map(|number| {
@@ -62,7 +62,10 @@ fn asked(context: &Context) -> Device {
     Device {
         name: context.name().into(),
         is_software: true,
-        node_type: Some("1: CA".into()),
+        node_type: Some(match node_type {
+            ibv_node_type::IBV_NODE_CA => "1: CA".into(),
+            other => format!("{}: no CA", other.0),
+        }),
         firmware: None,
         place: None,
         link: None,

@@ -41,6 +41,8 @@ pub struct Rail {
     pages_on_demand: bool,
     /// The device is gone.
     is_removed: bool,
+    /// The device has not ended the posts of a queue pair in the error state in time.
+    is_mute: bool,
     /// Whether the next completion makes an event.
     is_armed: bool,
     /// Whose queue pairs these are.
@@ -151,6 +153,7 @@ impl Rail {
             .clamp(1, READS_MAX) as u8,
             pages_on_demand: can_page_on_demand(&extended.odp_caps),
             is_removed: false,
+            is_mute: false,
             is_armed: false,
             pairs: BTreeMap::new(),
             channel,
@@ -272,9 +275,25 @@ impl Rail {
         !std::mem::replace(&mut self.is_removed, true)
     }
 
+    /// The device has not ended the posts of a queue pair in the error state. It is not waited for
+    /// again.
+    pub fn note_mute(&mut self) {
+        self.is_mute = true;
+    }
+
+    /// Whether the device ends the posts of queue pairs in the error state, as far as is known.
+    pub fn ends_posts(&self) -> bool {
+        !self.is_removed && !self.is_mute
+    }
+
     /// Whether packets get through, as far as is known.
     pub fn is_usable(&self) -> bool {
         self.port.is_active() && !self.is_removed
+    }
+
+    /// Whether the device answers, as one that is gone does not, also before it has said so.
+    fn is_there(&self) -> bool {
+        !self.is_removed && self.context.port(self.port.number()).is_ok()
     }
 
     /// Asks the device for the state of its port; true where it has become usable.
@@ -318,8 +337,8 @@ fn can_page_on_demand(caps: &ibv_odp_caps) -> bool {
 /// Memory that every rail knows.
 pub struct Registered {
     view: View,
-    /// By rail.
-    mrs: Vec<Mr>,
+    /// By rail; none where the device is gone.
+    mrs: Vec<Option<Mr>>,
 }
 
 impl std::fmt::Debug for Registered {
@@ -387,7 +406,7 @@ impl Registered {
             .filter(|region| matches!(region.kind(), RegionKind::Dmabuf(_)));
         if let Some(region) = dmabuf {
             let register = |rail: &Rail| register_dmabuf(rail, region, flags);
-            let mrs = rails.iter().map(register).collect::<Result<_>>()?;
+            let mrs = on_all(rails, register)?;
             return Ok(Registered { view, mrs });
         }
         let register = |rail: &Rail| {
@@ -402,7 +421,7 @@ impl Registered {
             };
             Mr::register(&rail.pd, Arc::new(bytes), flags).map_err(refused)
         };
-        let mrs = rails.iter().map(register).collect::<Result<_>>()?;
+        let mrs = on_all(rails, register)?;
         Ok(Registered { view, mrs })
     }
 
@@ -426,16 +445,42 @@ impl Registered {
     pub fn keys(&self) -> RailKeys {
         let mut keys = [0; RAILS_MAX];
         for (key, mr) in keys.iter_mut().zip(&self.mrs) {
-            *key = mr.remote_key();
+            *key = mr.as_ref().map_or(0, Mr::remote_key);
         }
         keys
+    }
+
+    /// Whether a rail knows it.
+    #[inline]
+    pub fn is_on(&self, rail: usize) -> bool {
+        self.mrs.get(rail).is_some_and(Option::is_some)
     }
 
     /// A piece of it, for posts on a rail.
     #[inline]
     pub fn segment(&self, rail: usize, offset: u64, bytes: u64) -> Option<Segment> {
-        let mr = self.mrs.get(rail)?;
+        let mr = self.mrs.get(rail)?.as_ref()?;
         mr.segment(usize::try_from(offset).ok()?, u32::try_from(bytes).ok()?)
+    }
+}
+
+/// Registers memory with every rail whose device is there, of which there must be one.
+fn on_all(rails: &[Rail], register: impl Fn(&Rail) -> Result<Mr>) -> Result<Vec<Option<Mr>>> {
+    let mut refusal = None;
+    let mut mrs = Vec::with_capacity(rails.len());
+    for rail in rails {
+        match register(rail) {
+            Ok(mr) => mrs.push(Some(mr)),
+            Err(error) if rail.is_there() => return Err(error),
+            Err(error) => {
+                refusal = Some(error);
+                mrs.push(None);
+            }
+        }
+    }
+    match refusal.filter(|_| mrs.iter().all(Option::is_none)) {
+        Some(error) => Err(error),
+        None => Ok(mrs),
     }
 }
 
@@ -499,5 +544,18 @@ mod tests {
         let slots = [126, 255, 1023, 4095].map(|peers| Sizes::of(None, peers).slots);
         assert_eq!(slots, [64, 31, 8, 8]);
         assert_eq!(Sizes::of(Some(100), 4095).slots, 100);
+    }
+
+    #[test]
+    fn a_rank_of_1024_that_uses_22_peers_pins_less_than_64_mib() {
+        let sizes = Sizes::of(None, 1023);
+        let rings = 2 * u64::from(sizes.slots) * SLOT_BYTES as u64;
+        // What an mlx5 takes: numbers of entries are powers of two, of 64 bytes in a completion
+        // queue, 256 in a send queue and 16 in a receive queue.
+        let rounded = |entries: u32, bytes: u64| u64::from(entries.next_power_of_two()) * bytes;
+        let pair = rounded(sizes.sends, 256) + rounded(sizes.receives, 16);
+        // Both neighbours of a ring, 20 partners of recursive doubling and other ranks of its host.
+        let pinned = rounded(sizes.completions, 64) + 22 * (rings + pair);
+        assert!(pinned < 64 << 20, "{pinned} bytes");
     }
 }

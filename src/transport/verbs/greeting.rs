@@ -1,18 +1,22 @@
 //! The messages by which two ranks join their queue pairs over the control transport: at the start,
-//! and after a fault.
+//! and after a fault. Urgent messages to a peer without queue pairs go that way, too: news of a
+//! failure concern all ranks, and few of them are connected in a large job.
 //!
 //! A *generation* is the life of one set of queue pairs. The side that begins one has destroyed its
 //! queue pairs of the last one, so that nothing of that can come any more, and says in its proposal
 //! what of the ring had come until then.
 
 use super::record::RAILS_MAX;
+use crate::limits::CONTROL_BYTES;
 use crate::transport::TAG_CLASSES;
+use crate::transport::credits::Counts;
 
 /// Bytes of the longest greeting.
-pub const GREETING_BYTES_MAX: usize = 48 + RAILS_MAX * RAIL_BYTES;
+pub const GREETING_BYTES_MAX: usize = 20 + CONTROL_BYTES;
 const RAIL_BYTES: usize = 40;
+const _: () = assert!(48 + RAILS_MAX * RAIL_BYTES <= GREETING_BYTES_MAX);
 /// Changes with the meaning of anything that two ranks exchange.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// One queue pair that waits for its other half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,14 +34,22 @@ pub struct RailOffer {
     pub gid: [u8; 16],
 }
 
+/// What has come to one side in all generations so far. Nothing else of them ever will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Had {
+    /// Positions of the peer's sends.
+    pub received: u64,
+    /// The last ones of these, from the first put on that named no region and of which the peer has
+    /// yet to hear.
+    pub untold: u32,
+    pub matched: Counts,
+}
+
 /// What one side brings into a generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
     pub generation: u32,
-    /// Positions of the peer's sends that have come, all told: nothing else of earlier generations
-    /// ever will.
-    pub received: u64,
-    pub matched: [u16; TAG_CLASSES],
+    pub had: Had,
     /// The ring that the peer writes into.
     pub ring_address: u64,
     pub slots: u32,
@@ -54,6 +66,8 @@ pub enum Greeting {
     /// This side leaves, and has had this many positions, also those that the device of the other
     /// side has not confirmed.
     Leaving(u64),
+    /// A message with this tag and header, of at most [`CONTROL_BYTES`].
+    Message(u64, u64, Vec<u8>),
 }
 
 impl Greeting {
@@ -63,8 +77,12 @@ impl Greeting {
             Greeting::Propose(p) => {
                 out.extend([VERSION, 1, p.rails.len() as u8, 0]);
                 out.extend(p.generation.to_le_bytes());
-                out.extend(p.received.to_le_bytes());
-                p.matched.iter().for_each(|m| out.extend(m.to_le_bytes()));
+                out.extend(p.had.received.to_le_bytes());
+                out.extend(p.had.untold.to_le_bytes());
+                p.had
+                    .matched
+                    .iter()
+                    .for_each(|m| out.extend(m.to_le_bytes()));
                 out.extend(p.ring_address.to_le_bytes());
                 out.extend(p.slots.to_le_bytes());
                 for rail in &p.rails {
@@ -78,6 +96,12 @@ impl Greeting {
             Greeting::Leaving(received) => {
                 out.extend([VERSION, 3, 0, 0]);
                 out.extend(received.to_le_bytes());
+            }
+            Greeting::Message(tag, header, bytes) => {
+                out.extend([VERSION, 4, 0, 0]);
+                out.extend(tag.to_le_bytes());
+                out.extend(header.to_le_bytes());
+                out.extend(bytes);
             }
         }
         out
@@ -94,13 +118,16 @@ impl Greeting {
         match kind {
             1 if rails as usize <= RAILS_MAX => Ok(Greeting::Propose(Proposal {
                 generation: rest.number()?,
-                received: rest.long()?,
-                matched: {
-                    let mut matched = [0; TAG_CLASSES];
-                    for count in &mut matched {
-                        *count = u16::from_le_bytes(rest.take()?);
-                    }
-                    matched
+                had: Had {
+                    received: rest.long()?,
+                    untold: rest.number()?,
+                    matched: {
+                        let mut matched = [0; TAG_CLASSES];
+                        for count in &mut matched {
+                            *count = u16::from_le_bytes(rest.take()?);
+                        }
+                        matched
+                    },
                 },
                 ring_address: rest.long()?,
                 slots: rest.number()?,
@@ -110,6 +137,10 @@ impl Greeting {
             })),
             2 => Ok(Greeting::Ready(rest.number()?)),
             3 => Ok(Greeting::Leaving(rest.long()?)),
+            4 => {
+                let (tag, header) = (rest.long()?, rest.long()?);
+                Ok(Greeting::Message(tag, header, rest.0.to_vec()))
+            }
             kind => Err(format!("a greeting of kind {kind} with {rails} rails")),
         }
     }
@@ -183,8 +214,11 @@ mod tests {
         };
         Proposal {
             generation: 3,
-            received: 1 << 40,
-            matched: [1, 2, 3, u16::MAX],
+            had: Had {
+                received: 1 << 40,
+                untold: 5,
+                matched: [1, 2, 3, u16::MAX],
+            },
             ring_address: 0x7f00_0000_1000,
             slots: 64,
             rails: vec![Some(rail), None],
@@ -202,6 +236,8 @@ mod tests {
             Greeting::Propose(longest),
             Greeting::Ready(5),
             Greeting::Leaving(u64::MAX),
+            Greeting::Message(2 << 62, 0, Vec::new()),
+            Greeting::Message(u64::MAX, 7, vec![9; CONTROL_BYTES]),
         ] {
             let bytes = greeting.emit();
             assert!(bytes.len() <= GREETING_BYTES_MAX);

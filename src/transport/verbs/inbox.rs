@@ -31,6 +31,10 @@ impl Inbox {
         self.memory = Some(memory);
     }
 
+    pub fn has_memory(&self) -> bool {
+        self.memory.is_some()
+    }
+
     /// What the peer has to know of the memory, once that is made: where it is, and the keys of the
     /// rails.
     pub fn address_and_keys(&self) -> Option<(u64, RailKeys)> {

@@ -27,6 +27,11 @@ impl IncomingMessages {
         self.0.contains_key(&transfer)
     }
 
+    /// Whether nothing is being written.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The numbers of all.
     pub fn transfers(&self) -> Vec<u32> {
         self.0.keys().copied().collect()

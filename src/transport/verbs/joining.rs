@@ -1,5 +1,9 @@
 //! How queue pairs begin and end: greetings over the control transport, what is settled between two
 //! generations, and failures.
+//!
+//! In small jobs the first generation begins when the control transport is connected. In larger
+//! ones it begins when one side has something to post, or waits for a message (so that it hears of
+//! the peer's death), and the peer follows.
 
 use super::VerbsTransport;
 use super::generation::{Action, Phase};
@@ -9,13 +13,19 @@ use super::record::RAILS_MAX;
 use super::regions::Target;
 use super::sysfs::{Device, Tree};
 use crate::kernel;
-use crate::transport::{Completion, Event, Outcome, PostError};
+use crate::limits::{INLINE_BYTES_MAX, URGENT_MESSAGES};
+use crate::memory::{View, abort_on_unwind, view_of_slice};
+use crate::transport::{
+    CONNECTED_RANKS_MAX, CONTROL_BYTES, Completion, Event, Outcome, PostError, URGENT_CLASS,
+};
 use crate::types::Rank;
 use linerate_verbs_sys::raw::ibv_mtu;
 use linerate_verbs_sys::{RemoteEnd, Route, Sending};
 
-/// The tag of greetings, which nothing else uses on the control transport.
-const TAG: u64 = 1;
+/// The tag of greetings, which nothing else uses on the control transport. They may come at any
+/// time, so that the receives for them keep no connection open.
+const TAG: u64 = (URGENT_CLASS as u64) << 62;
+const _: () = assert!(GREETING_BYTES_MAX <= INLINE_BYTES_MAX);
 /// Sends of greetings complete at once, and are not waited for.
 const SEND_TOKEN: u64 = u64::MAX;
 /// How long a peer without a posted receive is to wait: 0.01 ms. Credits prevent it.
@@ -41,12 +51,7 @@ impl VerbsTransport {
         self.control.poll(now, &mut events);
         for event in events.drain(..) {
             match event {
-                Event::Connected(peer) if peer != self.shared.rank => {
-                    self.begin_with_expected(peer);
-                    let pair = self.peers[peer as usize].pair_mut();
-                    let action = pair.generation_mut().handle_start();
-                    self.act(peer, action);
-                }
+                Event::Connected(peer) if peer != self.shared.rank => self.handle_reachable(peer),
                 Event::PeerFailed(peer, cause) => {
                     // What had come is looked at first.
                     self.end_links(peer);
@@ -56,8 +61,9 @@ impl VerbsTransport {
                 }
                 Event::PeerLeft(peer, word) => {
                     self.end_links(peer);
-                    let generation = self.peers[peer as usize].pair().generation();
-                    match generation.trouble.is_some() {
+                    let known = &self.peers[peer as usize];
+                    let generation = known.pair().generation();
+                    match generation.trouble.is_some() && !known.is_leaving() {
                         // Most likely it has given up.
                         true => {
                             let cause = generation.explain("it has left");
@@ -85,16 +91,32 @@ impl VerbsTransport {
         self.send_letters();
     }
 
-    /// A peer that was expected has called.
-    fn begin_with_expected(&mut self, rank: Rank) {
+    /// Whether queue pairs are made at the first use.
+    pub(super) fn connects_at_first_use(&self) -> bool {
+        self.peers.len() > CONNECTED_RANKS_MAX
+    }
+
+    /// The control transport takes greetings for a peer. One that was expected has called.
+    fn handle_reachable(&mut self, rank: Rank) {
+        let is_late = self.connects_at_first_use();
         let peer = &mut self.peers[rank as usize];
-        if !peer.take_expected() {
-            return;
+        if peer.take_expected() {
+            peer.open();
+            self.expect_greeting(rank);
+            self.start(rank);
+        } else if is_late {
+            peer.tell_connected(&mut self.shared);
+        } else {
+            self.start(rank);
         }
-        peer.open();
-        match peer.make_rings(&self.shared) {
-            Ok(()) => self.expect_greeting(rank),
-            Err(error) => self.fail(rank, &error.to_string()),
+    }
+
+    /// Begins the first generation with a peer, unless that was done.
+    pub(super) fn start(&mut self, rank: Rank) {
+        let peer = &mut self.peers[rank as usize];
+        if peer.is_open() && rank != self.shared.rank {
+            let action = peer.pair_mut().generation_mut().handle_start();
+            self.act(rank, action);
         }
     }
 
@@ -139,7 +161,35 @@ impl VerbsTransport {
             Greeting::Leaving(received) => {
                 self.peers[rank as usize].handle_leaving(received, &mut self.shared);
             }
+            Greeting::Message(tag, header, bytes) => {
+                let (peer, source) = (&mut self.peers[rank as usize], view_of_slice(&bytes));
+                let arrive = || peer.handle_message((tag, header), source, &mut self.shared);
+                if let Err(text) = abort_on_unwind(arrive) {
+                    self.fail(rank, &text);
+                }
+            }
         }
+    }
+
+    /// Sends an urgent message to a peer without queue pairs; false: not this one. Of more than a
+    /// few the peer could not say that it has matched them.
+    pub(super) fn send_by_letter(
+        &mut self,
+        rank: Rank,
+        (tag, header): (u64, u64),
+        source: View,
+    ) -> bool {
+        let peer = &mut self.peers[rank as usize];
+        let is_short = source.len_bytes() <= CONTROL_BYTES;
+        let is_one_of_few = peer.backlog(tag) < URGENT_MESSAGES;
+        if !peer.pair().is_unused() || !is_short || !is_one_of_few {
+            return false;
+        }
+        peer.note_sent_by_letter(tag);
+        let mut bytes = vec![0; source.len_bytes()];
+        kernel::read(source, 0, &mut bytes);
+        self.write_letter(rank, Greeting::Message(tag, header, bytes));
+        true
     }
 
     /// Does what a generation asks for.
@@ -183,22 +233,17 @@ impl VerbsTransport {
 
     /// Ends the queue pairs of a peer, and takes what has come on them.
     pub(super) fn end_links(&mut self, rank: Rank) {
-        let peer = &mut self.peers[rank as usize];
-        if peer.pair().links().next().is_none() {
+        if self.peers[rank as usize].pair().links().next().is_none() {
             return;
         }
-        for link in peer.pair().links() {
-            // A queue pair that cannot be brought into the error state is destroyed all the same.
-            let _ = link.pair.to_error();
-        }
-        self.drain_rails();
+        self.stop_links(rank);
         let mut numbers = Vec::new();
         let mut ended = Vec::new();
         for link in self.peers[rank as usize].pair_mut().take_links() {
             numbers.push((link.rail, link.pair.number()));
             ended.extend(link.end());
         }
-        // A completion may have been on its way when the pair was destroyed.
+        // What was not waited for may have been on its way.
         self.drain_rails();
         for (rail, number) in numbers {
             self.shared.rails[rail].remove_pair(number);
@@ -210,8 +255,15 @@ impl VerbsTransport {
     fn begin(&mut self, rank: Rank, number: u32) {
         self.end_links(rank);
         self.shared.counts.generations += 1;
-        if !self.peers[rank as usize].is_open() {
+        let peer = &mut self.peers[rank as usize];
+        if !peer.is_open() {
             return;
+        }
+        if let Err(error) = peer.make_rings(&self.shared) {
+            return self.fail(rank, &error.to_string());
+        }
+        if !self.joining.contains(&rank) {
+            self.joining.push(rank);
         }
         let mut rails = Vec::new();
         let mut links = Vec::new();
@@ -223,12 +275,11 @@ impl VerbsTransport {
         }
         let peer = &mut self.peers[rank as usize];
         peer.pair_mut().set_links(links);
-        let (received, matched) = peer.tell_in_proposal();
+        let had = peer.tell_in_proposal();
         let ring = peer.inbox().address_and_keys();
         let proposal = Proposal {
             generation: number,
-            received,
-            matched,
+            had,
             ring_address: ring.map_or(0, |(address, _)| address),
             slots: self.shared.sizes.slots,
             rails,
@@ -289,7 +340,7 @@ impl VerbsTransport {
             reads_max: rail.reads_max(),
             gid: port.gid_bytes(),
         };
-        let mut link = Link::new(pair, at, sizes.sends, &self.shared.settings);
+        let mut link = Link::new(pair, at, sizes, &self.shared.settings);
         link.packet_number = packet_number;
         Some((link, offer))
     }
@@ -307,7 +358,7 @@ impl VerbsTransport {
             return self.fail(rank, &text);
         }
         let peer = &mut self.peers[rank as usize];
-        let settled = peer.settle(proposal.received, proposal.matched, &mut self.shared);
+        let settled = peer.settle(&proposal.had, &mut self.shared);
         if let Err(text) = settled {
             return self.fail(rank, &text);
         }

@@ -1,8 +1,10 @@
 //! [`Link`]: the queue pair to one peer on one rail, and what is under way on it.
 
-use super::device::{RECEIVES_AT_ONCE, post_receives};
+use super::device::{RECEIVES_AT_ONCE, Sizes, post_receives};
 use crate::config::VerbsSettings;
-use linerate_verbs_sys::{BATCH, Local, Operation, PostError, QueuePair, Segment, SendRequest};
+use linerate_verbs_sys::{
+    BATCH, Local, Operation, Place, PostError, QueuePair, Segment, SendRequest,
+};
 use std::collections::VecDeque;
 
 /// Words leave with a doorbell each while no more than this many are under way. A rank that puts
@@ -86,8 +88,14 @@ pub struct Link {
     pub outstanding_bytes: u64,
     /// Pieces of long transfers among what is under way.
     pub pieces: u32,
-    /// Receives that were taken and not posted again yet.
+    /// Receives of the queue pair, and how many of them were taken and not posted again yet.
+    receives: u32,
     taken: u32,
+    /// Posts up to the last one that makes a completion, and up to the last one that has made it.
+    told: u64,
+    ended: u64,
+    /// It is in the error state.
+    is_stopped: bool,
 }
 
 impl std::fmt::Debug for Link {
@@ -97,7 +105,8 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    pub fn new(pair: QueuePair, rail: usize, depth: u32, settings: &VerbsSettings) -> Link {
+    pub fn new(pair: QueuePair, rail: usize, sizes: Sizes, settings: &VerbsSettings) -> Link {
+        let depth = sizes.sends;
         Link {
             // A device may have more room than it was asked for.
             inline_bytes: settings.inline_bytes.min(pair.inline_bytes_max()),
@@ -112,7 +121,11 @@ impl Link {
             queued: Vec::with_capacity(BATCH),
             outstanding_bytes: 0,
             pieces: 0,
+            receives: sizes.receives,
             taken: 0,
+            told: 0,
+            ended: 0,
+            is_stopped: false,
         }
     }
 
@@ -120,11 +133,43 @@ impl Link {
     #[inline]
     pub fn note_taken(&mut self) -> Result<(), PostError> {
         self.taken += 1;
-        if self.taken == RECEIVES_AT_ONCE {
+        if self.taken == RECEIVES_AT_ONCE && !self.is_stopped {
             self.taken = 0;
             post_receives(&self.pair)?;
         }
         Ok(())
+    }
+
+    /// Brings the queue pair into the error state, in which everything ends, and lets the last of
+    /// its posts tell its end; false: that cannot be waited for.
+    pub fn stop(&mut self) -> bool {
+        self.is_stopped = true;
+        if self.pair.to_error().is_err() {
+            return false;
+        }
+        if self.since_signal == 0 {
+            return true;
+        }
+        // Nothing is written: it has the place of what was queued, or of words, which are few.
+        self.queued.clear();
+        let place = Place::default();
+        let posted = self.post_now(Operation::Write(place, None), (Local::Empty, 0), What::Told);
+        posted.is_ok()
+    }
+
+    /// A receive has ended without a message.
+    pub fn note_flushed(&mut self) {
+        self.taken += 1;
+    }
+
+    /// A post has ended without having arrived, as far as is known.
+    pub fn note_failed(&mut self, id: u64) {
+        self.ended = id + 1;
+    }
+
+    /// Whether everything has ended, after [`Link::stop`]: no completion is to come.
+    pub fn is_over(&self) -> bool {
+        self.taken >= self.receives && self.ended >= self.told
     }
 
     /// Whether another post finds room.
@@ -184,6 +229,9 @@ impl Link {
             is_fenced: false,
         }]);
         self.next_id += 1;
+        if is_signaled {
+            self.told = self.next_id;
+        }
         self.outstanding_bytes += bytes;
         self.pieces += u32::from(what.is_piece());
         self.sent.push_back(Sent { id, what, bytes });
@@ -224,6 +272,7 @@ impl Link {
         };
         last.is_signaled = true;
         self.since_signal = 0;
+        self.told = self.next_id;
         let posted = self.pair.post_send(&self.queued);
         let doorbells = self.queued.len().div_ceil(BATCH);
         self.queued.clear();
@@ -233,6 +282,7 @@ impl Link {
     /// Everything up to this post has arrived: the next of it.
     #[inline]
     pub fn pop_arrived(&mut self, id: u64) -> Option<What> {
+        self.ended = id + 1;
         let first = self.sent.front().filter(|sent| sent.id <= id)?;
         let (what, bytes) = (first.what, first.bytes);
         self.sent.pop_front();

@@ -17,7 +17,9 @@
 //! * Pieces go over the rail with the least under way (`../pieces.rs`); records over one of them,
 //!   the *lead*.
 //! * Queue pairs are found through a control transport, another provider that is given to this one:
-//!   it proves that a peer belongs to the job, survives cuts, and notices deaths. When a queue pair
+//!   it proves that a peer belongs to the job, survives cuts, and notices deaths. In jobs of more
+//!   than a few ranks queue pairs and rings are made at the first use: of a post, or of a receive
+//!   that waits (`joining.rs`). When a queue pair
 //!   fails, both sides end all of theirs, say what has come, and begin the next *generation*
 //!   (`generation.rs`, `joining.rs`): what had come is never written again, the rest is, and only
 //!   after the other side has said that its old queue pairs are gone. A rail that comes back begins
@@ -93,8 +95,6 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Longest message, put or get.
-const TOTAL_BYTES_MAX: u64 = 1 << 48;
 /// Batches of completions per rail and poll, so that one poll takes a bounded time.
 const BATCHES_MAX: usize = 8;
 /// Polls between two looks at the control transport, which cost system calls, while every pair is
@@ -113,6 +113,8 @@ pub struct VerbsTransport {
     letters: Region,
     envelope: Region,
     letters_out: VecDeque<(Rank, Vec<u8>)>,
+    /// Pairs that may be between two generations.
+    joining: Vec<Rank>,
     completions: Vec<Completion>,
     random: Prng,
     polls: u32,
@@ -165,7 +167,7 @@ impl VerbsTransport {
         })?;
         let blank = Completion::default();
         let mut transport = VerbsTransport {
-            capabilities: capabilities(rails.len() as u32, settings),
+            capabilities: capabilities(rails.len() as u32),
             control,
             control_events: Vec::new(),
             peers: (0..ranks).map(|p| Peer::new(p, sizes.slots)).collect(),
@@ -186,6 +188,7 @@ impl VerbsTransport {
             letters: Region::private(ranks as usize * GREETING_BYTES_MAX)?,
             envelope: Region::private(GREETING_BYTES_MAX)?,
             letters_out: VecDeque::new(),
+            joining: Vec::new(),
             completions: vec![blank; COMPLETIONS_AT_ONCE],
             random: Prng::new(u64::from_le_bytes(seed)),
             polls: 0,
@@ -212,6 +215,26 @@ impl VerbsTransport {
     /// with it the receives that it has taken.
     fn drain_rails(&mut self) {
         self.take_completions(|rail| rail.completions_max() / COMPLETIONS_AT_ONCE + 1);
+    }
+
+    /// Brings the queue pairs of a peer into the error state and takes everything that they still
+    /// tell: what the peer's device knows to have come here is known here then, and no completion
+    /// fills a queue after its queue pair has ended.
+    fn stop_links(&mut self, rank: Rank) {
+        let mut awaited = Vec::new();
+        for link in self.peers[rank as usize].pair_mut().links_mut() {
+            let ends = link.stop() && self.shared.rails[link.rail].ends_posts();
+            awaited.extend(ends.then_some(link.rail));
+        }
+        super::do_until_done(|| {
+            self.drain_rails();
+            let pair = self.peers[rank as usize].pair();
+            awaited.retain(|&at| pair.link_on(at).is_some_and(|link| !link.is_over()));
+            awaited.is_empty()
+        });
+        for at in awaited {
+            self.shared.rails[at].note_mute();
+        }
     }
 
     fn take_completions(&mut self, batches_max: impl Fn(&Rail) -> usize) {
@@ -267,6 +290,12 @@ impl VerbsTransport {
     /// A post has failed. One that was flushed is a consequence, and says nothing of the cause.
     fn handle_error(&mut self, rank: Rank, at: usize, completion: &Completion, is_receive: bool) {
         let peer = &mut self.peers[rank as usize];
+        if let Some(link) = peer.pair_mut().link(at) {
+            match is_receive {
+                true => link.note_flushed(),
+                false => link.note_failed(completion.id()),
+            }
+        }
         if completion.status() == ibv_wc_status::IBV_WC_REM_ACCESS_ERR && !is_receive {
             peer.handle_refused(at, completion.id(), &mut self.shared);
         }
@@ -419,24 +448,22 @@ impl VerbsTransport {
             peer.pump(&mut self.shared);
             if let Some(fault) = peer.pair_mut().take_fault() {
                 self.handle_fault(rank, fault.rail, &fault.cause);
+            } else if self.peers[rank as usize].pair().is_unused() {
+                self.start(rank);
             }
         }
     }
 }
 
-fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
+fn capabilities(rails: u32) -> Capabilities {
     Capabilities {
         name: "verbs",
         mapped: false,
         store_signals: false,
         shared_regions: false,
-        rma: true,
-        atomics: !settings.has_device_atomics,
-        ordered: false,
         inline_bytes: INLINE_BYTES_MAX,
         messages_per_peer: MESSAGES_PER_PEER,
         chunks_in_flight: CHUNKS_IN_FLIGHT_GRANTED,
-        message_bytes_max: TOTAL_BYTES_MAX as usize,
         device_memory: false,
         rails,
         latency_ns: 2_000.0,
@@ -459,7 +486,8 @@ impl VerbsTransport {
     fn say_goodbye(&mut self) {
         self.is_leaving = true;
         for rank in 0..self.peers.len() as Rank {
-            if self.peers[rank as usize].is_open() && rank != self.shared.rank {
+            let peer = &self.peers[rank as usize];
+            if peer.is_open() && !peer.pair().is_unused() {
                 self.end_links(rank);
                 let received = self.peers[rank as usize].inbox().received();
                 self.write_letter(rank, Greeting::Leaving(received));

@@ -1,7 +1,7 @@
 //! [`Outbox`]: what leaves to one peer by positions of its ring, and what waits for them.
 
 use super::device::Registered;
-use super::record::{HEADER_BYTES, Record, SLOT_BYTES, TOLD_AT, Told};
+use super::record::{HEADER_BYTES, Record, SLOT_BYTES, TOLD_AT, Told, VALUE_MASK};
 use super::regions::Target;
 use super::ring::SendRing;
 use crate::kernel;
@@ -59,6 +59,8 @@ pub struct Outbox {
     staging: Option<Arc<Registered>>,
     /// The peer's ring.
     target: Option<Target>,
+    /// Both sides could receive once.
+    is_reached: bool,
     waiting: VecDeque<Waiting>,
     /// Positions of the peer's puts that named no region, to be told before anything else.
     bad_puts: Vec<u32>,
@@ -72,6 +74,7 @@ impl Outbox {
             ring: SendRing::new(slots),
             staging: None,
             target: None,
+            is_reached: false,
             waiting: VecDeque::new(),
             bad_puts: Vec::new(),
             notified: 0,
@@ -87,19 +90,30 @@ impl Outbox {
         self.target = Some(target);
     }
 
+    /// Both sides can receive.
+    pub fn note_reached(&mut self) {
+        self.is_reached = true;
+    }
+
     /// Where the peer's ring begins, as a rail names it.
     #[inline]
     pub fn ring_place(&self, rail: usize) -> Option<Place> {
         self.target.map(|target| target.place(rail, 0))
     }
 
-    /// Whether an ordinary record would find a position now.
+    /// Whether an ordinary record would find a position now, and leave.
     #[inline]
     pub fn check_room(&self) -> Result<(), PostError> {
-        match self.waiting.is_empty() && self.ring.has_room() {
+        match self.has_place() && self.is_reached {
             true => Ok(()),
             false => Err(PostError::WouldBlock),
         }
+    }
+
+    /// Whether the next record gets a position.
+    #[inline]
+    fn has_place(&self) -> bool {
+        self.waiting.is_empty() && self.ring.has_room()
     }
 
     /// Records that wait for positions.
@@ -146,7 +160,7 @@ impl Outbox {
 
     /// A record, in order after those before it.
     pub fn add(&mut self, record: Record, payload: View, put: CopiedPut) {
-        if self.check_room().is_ok() && self.staging.is_some() {
+        if self.has_place() && self.staging.is_some() {
             let slot = self.next_slot();
             kernel::copy(payload, slot.part(HEADER_BYTES, payload.len_bytes()));
             self.place(record, put, slot);
@@ -288,12 +302,18 @@ impl Outbox {
         }
     }
 
-    /// The queue pairs are no more: everything that is not consumed is posted again, but for places
-    /// and for ends of transfers, whose last bytes are given back. Those, and how many positions
-    /// are posted again.
-    pub fn rewind(&mut self) -> (Vec<LostEnd>, u64) {
+    /// The first position that the peer has not consumed, as far as is known.
+    pub fn consumed(&self) -> u64 {
+        self.ring.consumed()
+    }
+
+    /// The queue pairs are no more: everything from this position on is posted again, but for
+    /// places and for ends of transfers, whose last bytes are given back. Those, and how many
+    /// positions are posted again.
+    pub fn rewind(&mut self, received: u64) -> (Vec<LostEnd>, u64) {
         let (mut lost, mut again) = (Vec::new(), 0);
-        for (_, entry) in self.ring.entries_mut() {
+        let entries = self.ring.entries_mut();
+        for (_, entry) in entries.filter(|(position, _)| *position >= received) {
             match entry {
                 Entry::Record { is_grant: true, .. } => *entry = Entry::Nothing,
                 Entry::End {
@@ -307,7 +327,7 @@ impl Outbox {
                 _ => again += 1,
             }
         }
-        self.ring.rewind();
+        self.ring.rewind(received);
         (lost, again)
     }
 
@@ -322,6 +342,12 @@ impl Outbox {
         self.bad_puts.push(position);
     }
 
+    /// How many of the `received` positions, counted back from the last, begin with such a put.
+    pub fn untold_count(&self, received: u64) -> u32 {
+        let back = |bad: &u32| (received as u32).wrapping_sub(*bad) & VALUE_MASK;
+        self.bad_puts.iter().map(back).max().unwrap_or(0)
+    }
+
     /// The next position of such a put.
     #[inline]
     pub fn pop_bad_put(&mut self) -> Option<u32> {
@@ -331,7 +357,7 @@ impl Outbox {
     /// Whether nothing has been sent since the last wake-up that wakes the peer, so that a record
     /// for that is to be sent and has room.
     pub fn needs_wake_up(&self) -> bool {
-        self.ring.next() == self.notified && self.check_room().is_ok()
+        self.ring.next() == self.notified && self.has_place()
     }
 
     /// Something on its way wakes the peer.
@@ -364,13 +390,14 @@ mod tests {
         let mut outbox = Outbox::new(4);
         outbox.add(Record::Nothing, View::empty(), Some((5, 8)));
         assert_eq!((outbox.waiting_count(), outbox.is_clear()), (1, false));
+        assert!(!outbox.needs_wake_up(), "the record is one");
         assert_eq!(outbox.check_room(), Err(PostError::WouldBlock));
         for transfer in [1, 2] {
             outbox.push_end(transfer, 10, 20);
         }
         outbox.clear_end(1);
         assert!(!outbox.is_posted());
-        assert_eq!(outbox.rewind(), (vec![(2, 10, 20)], 1));
+        assert_eq!(outbox.rewind(0), (vec![(2, 10, 20)], 1));
         assert_eq!(outbox.flush(), [5]);
     }
 }

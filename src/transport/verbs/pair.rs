@@ -65,6 +65,12 @@ impl Pair {
         self.generation.phase == Phase::Up
     }
 
+    /// Whether there have been no queue pairs and none are being made.
+    #[inline]
+    pub fn is_unused(&self) -> bool {
+        self.generation.phase == Phase::Idle
+    }
+
     /// Where it stands between two generations.
     pub fn generation(&self) -> &Generation {
         &self.generation
@@ -119,6 +125,11 @@ impl Pair {
     #[inline]
     pub fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter().flatten()
+    }
+
+    /// All queue pairs.
+    pub fn links_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.links.iter_mut().flatten()
     }
 
     /// Rails, with and without queue pairs.
@@ -205,6 +216,11 @@ impl Pair {
     /// A position was under way when its queue pair ended.
     pub fn keep_unsettled(&mut self, position: u64, then: Then) {
         self.unsettled.push((position, then));
+    }
+
+    /// Whether it is known of all positions whether they have come.
+    pub fn is_settled(&self) -> bool {
+        self.unsettled.is_empty()
     }
 
     /// The peer has had this many positions, and its queue pairs are no more: what follows from

@@ -8,8 +8,8 @@ use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
 use crate::transport::posts::{Accepted, PeerState, no_such_rank};
 use crate::transport::{
-    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, PortInUse, PostError,
-    RemoteRange, Rma, Signals, Transport, WaitSource,
+    Address, Atomic, Capabilities, Diagnostics, Event, Expecting, Mapping, Outcome, PortInUse,
+    PostError, RemoteRange, Rma, Signals, Traffic, Transport, URGENT_CLASS, WaitSource, tag_class,
 };
 use crate::types::Rank;
 use std::sync::Arc;
@@ -29,15 +29,28 @@ impl VerbsTransport {
             let ends = &mut self.shared.ends;
             return self.own.send(message, source, token, ends);
         }
+        if tag_class(message.0) == URGENT_CLASS && self.send_by_letter(peer, message, source) {
+            let (ends, bytes) = (&mut self.shared.ends, source.len_bytes() as u64);
+            if let Some(token) = token {
+                ends.complete(peer, token, Outcome::Done, bytes, 0);
+            }
+            return Ok(());
+        }
         let known = &mut self.peers[peer as usize];
         known.send(message, source, token, &mut self.shared)
     }
 
     /// Whether some pair is between two generations: its greetings are looked for with every poll.
-    fn is_joining(&self) -> bool {
-        let rank = self.shared.rank;
-        let mut open = (self.peers.iter()).filter(|peer| peer.is_open() && peer.rank() != rank);
-        open.any(|peer| !peer.pair().is_up())
+    #[inline]
+    fn is_joining(&mut self) -> bool {
+        if self.joining.is_empty() {
+            return false;
+        }
+        let peers = &self.peers;
+        let is_joining = |peer: &Peer| peer.is_open() && !peer.pair().is_up();
+        self.joining
+            .retain(|&rank| is_joining(&peers[rank as usize]));
+        !self.joining.is_empty()
     }
 }
 
@@ -51,6 +64,7 @@ impl Transport for VerbsTransport {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        let is_small = !self.connects_at_first_use();
         let Some(known) = self.peers.get_mut(peer as usize) else {
             return Err(Error::invalid(format!(
                 "connecting to rank {peer} of a job of {} ranks",
@@ -65,7 +79,10 @@ impl Transport for VerbsTransport {
             self.shared.ends.push(Event::Connected(peer));
             return Ok(());
         }
-        known.make_rings(&self.shared)?;
+        if is_small {
+            known.make_rings(&self.shared)?;
+            self.joining.push(peer);
+        }
         known.open();
         self.control.connect(peer, address)?;
         self.expect_greeting(peer);
@@ -184,6 +201,13 @@ impl Transport for VerbsTransport {
         };
         if !known.cancel_posted(token, &mut self.shared) {
             self.cancel_granted(peer, token);
+        }
+    }
+
+    #[inline]
+    fn hand_over(&mut self) {
+        if !self.shared.dirty.is_empty() && !self.is_leaving {
+            self.pump_dirty();
         }
     }
 
@@ -312,10 +336,16 @@ impl Mapping for VerbsTransport {}
 
 impl Signals for VerbsTransport {
     fn notify(&mut self, peer: Rank) {
-        if self.check_peer(peer).is_ok() && peer != self.shared.rank {
-            self.peers[peer as usize].notify(&mut self.shared);
-            self.pump_dirty();
+        if self.check_peer(peer).is_err() || peer == self.shared.rank {
+            return;
         }
+        let known = &mut self.peers[peer as usize];
+        if known.pair().is_unused() {
+            // Whatever the control transport brings wakes it.
+            return self.control.notify(peer);
+        }
+        known.notify(&mut self.shared);
+        self.pump_dirty();
     }
 }
 
@@ -375,9 +405,17 @@ impl Diagnostics for VerbsTransport {
         ))
     }
 
+    fn traffic(&self) -> Traffic {
+        let all = self.peers.iter().map(Peer::traffic);
+        all.max().unwrap_or(Traffic::Idle)
+    }
+
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let mut counts = self.shared.counts.named();
         counts.push(self.shared.regions.count());
+        let is_connected = |peer: &&Peer| peer.pair().links().next().is_some();
+        let connected = self.peers.iter().filter(is_connected);
+        counts.push(("peers connected", connected.count() as u64));
         counts
     }
 }

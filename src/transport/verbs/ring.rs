@@ -85,6 +85,11 @@ impl<E> SendRing<E> {
         self.consumed + u64::from(low_bits.wrapping_sub(self.consumed as u32) & VALUE_MASK)
     }
 
+    /// The first position that is not consumed, as far as is known.
+    pub fn consumed(&self) -> u64 {
+        self.consumed
+    }
+
     /// All positions that are not consumed, in order.
     pub fn entries_mut(&mut self) -> impl Iterator<Item = (u64, &mut E)> {
         (self.consumed..).zip(&mut self.entries)
@@ -110,9 +115,10 @@ impl<E> SendRing<E> {
         Some((self.consumed - 1, entry))
     }
 
-    /// Everything that is not consumed is to be posted again.
-    pub fn rewind(&mut self) {
-        self.posted = self.consumed;
+    /// Everything from this position on is to be posted again.
+    pub fn rewind(&mut self, received: u64) {
+        debug_assert!((self.consumed..=self.next()).contains(&received));
+        self.posted = received;
     }
 
     /// Nothing waits to be posted.
@@ -256,14 +262,17 @@ mod tests {
                     }
                     5 if prng.below(10) == 0 => {
                         // The queue pairs die: what is under way is lost both ways, and the
-                        // receiver says what has come.
                         wire.clear();
                         back.clear();
+                        // receiver says what has come, and that some of it is not consumed yet.
+                        let received = receiver.received();
                         let count = sender.newly_consumed(receiver.low_bits()).unwrap();
-                        for _ in 0..count {
+                        let untold = prng.below(count + 1);
+                        for _ in untold..count {
                             sender.pop().unwrap();
                         }
-                        sender.rewind();
+                        sender.rewind(received);
+                        back.push_back(receiver.low_bits());
                         receiver.note_told();
                     }
                     _ => {}

@@ -41,10 +41,12 @@ fn after_a_fork_the_parents_registered_memory_is_the_parents() {
             0
         });
         two.test_recv(0, 5, place, 1).unwrap();
-        while one.test_send(1, 5, 0, source, 2).is_err() {
-            poll(one.as_mut(), &mut Vec::new());
-        }
         let mut events = [Vec::new(), Vec::new()];
+        // The first message waits for queue pairs, which both sides make.
+        while one.test_send(1, 5, 0, source, 2).is_err() {
+            poll(one.as_mut(), &mut events[0]);
+            poll(two.as_mut(), &mut events[1]);
+        }
         let is_done = |events: &[Event]| {
             let is_end = |event: &Event| matches!(event, Event::Completion(end) if end.outcome == Outcome::Done);
             events.iter().any(is_end)

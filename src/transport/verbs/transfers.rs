@@ -68,6 +68,11 @@ impl Transfer {
         }
     }
 
+    /// Whether it is a message that the peer has not granted a place yet.
+    pub fn is_offered(&self) -> bool {
+        self.kind == Kind::Message && self.target.is_none()
+    }
+
     /// Whether pieces are under way on any rail.
     pub fn is_under_way(&self) -> bool {
         self.under_way.iter().any(|&count| count > 0)
@@ -124,11 +129,13 @@ impl Transfers {
         });
     }
 
-    /// The end of a transfer did not come.
-    pub fn give_back_end(&mut self, id: u64, offset: u64, bytes: u64) {
-        if let Some(transfer) = self.get_mut(id) {
-            transfer.has_end = false;
-            transfer.pieces.give_back(offset, bytes);
-        }
+    /// The end of a transfer did not come; false: it has ended well already.
+    pub fn give_back_end(&mut self, id: u64, offset: u64, bytes: u64) -> bool {
+        let Some(transfer) = self.get_mut(id) else {
+            return false;
+        };
+        transfer.has_end = false;
+        transfer.pieces.give_back(offset, bytes);
+        true
     }
 }

@@ -121,6 +121,11 @@ pub struct BenchArgs {
     #[arg(long)]
     pub stats: bool,
 
+    /// Print after the rows where the time of an operation goes, on each rank, and run each row
+    /// once more for that
+    #[arg(long)]
+    pub profile: bool,
+
     /// Keep one buffer instead of rotating over more than the caches hold, as MPI benchmarks do
     #[arg(long)]
     pub no_rotate: bool,

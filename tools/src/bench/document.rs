@@ -4,6 +4,7 @@ use super::link::Link;
 use super::measure::{Cell, Measured};
 use super::plan::Plan;
 use super::statistics::Summary;
+use crate::profile::{self, ProfileEntry};
 use linerate::ReduceOp;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -44,6 +45,8 @@ struct Entry {
     busbw: f64,
     /// `null`: not checked.
     wrong: Option<u64>,
+    /// Where the time of an operation goes, by rank; `null` without `--profile`.
+    profile: Option<Vec<ProfileEntry>>,
 }
 
 impl Document {
@@ -101,6 +104,7 @@ fn entry(plan: &Plan, measured: &Measured, in_place: bool, cell: &Cell) -> Entry
         algbw: cell.algbw,
         busbw: cell.busbw,
         wrong: cell.wrong,
+        profile: plan.profile.then(|| profile::entries(&cell.profile)),
     }
 }
 
@@ -134,6 +138,7 @@ mod tests {
                 algbw: 0.5,
                 busbw: 0.5,
                 wrong: Some(0),
+                profile: None,
             }],
         }
     }

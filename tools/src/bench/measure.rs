@@ -7,6 +7,9 @@ use super::slots::{Arenas, Call, Row, Slot};
 use super::statistics::Summary;
 use super::sweep;
 use super::values::{self, Data};
+use crate::profile::Profiled;
+use linerate::unstable::comm::{begin_profile, end_profile};
+use linerate::unstable::wait::{Activity, Spent};
 use linerate::{Communicator, DataType, Rank, ReduceOp, Result};
 use std::time::Instant;
 
@@ -28,6 +31,8 @@ pub struct Cell {
     pub busbw: f64,
     /// Wrong elements, all ranks together; `None`: not checked.
     pub wrong: Option<u64>,
+    /// Where the time went, by rank; empty: not asked for.
+    pub profile: Vec<Profiled>,
 }
 
 /// A row of the table.
@@ -112,6 +117,7 @@ impl Cell {
             algbw,
             busbw: algbw * sweep::bus_factor(plan.collective, plan.ranks),
             wrong: None,
+            profile: Vec::new(),
         }
     }
 }
@@ -181,9 +187,14 @@ impl Bench<'_> {
         let mut samples = self.time(row, pace)?;
         // A time is that of the slowest rank, iteration by iteration.
         self.communicator.all_reduce(&mut samples, ReduceOp::Max)?;
+        let profile = match self.plan.profile {
+            true => self.profile(row, pace)?,
+            false => Vec::new(),
+        };
         let algorithm = self.arenas.call(row, 0).algorithm();
         Ok(Cell {
             wrong,
+            profile,
             ..Cell::of(self.plan, bytes, algorithm, &samples)
         })
     }
@@ -230,6 +241,30 @@ impl Bench<'_> {
         turn.take(pace.iterations as usize)
             .map(|call| self.once(call))
             .collect()
+    }
+
+    /// Where the time of the timed iterations goes, on each rank. They run once more for that,
+    /// because a profile takes time itself.
+    fn profile(&self, row: &Row, pace: Pace) -> Result<Vec<Profiled>> {
+        let calls: Vec<Call> = (0..pace.copies)
+            .map(|index| self.arenas.call(row, index))
+            .collect();
+        let mut own = Spent::default();
+        for call in calls.iter().cycle().take(pace.iterations as usize) {
+            self.communicator.barrier()?;
+            begin_profile(self.communicator)?;
+            call.run()?;
+            let spent = end_profile(self.communicator)?;
+            own.iter_mut().zip(spent).for_each(|(sum, ns)| *sum += ns);
+        }
+        let mut all = vec![0; own.len() * self.plan.ranks as usize];
+        self.communicator.all_gather(&own[..], &mut all[..])?;
+        let (ranks, _) = all.as_chunks::<{ Activity::ALL.len() }>();
+        let of_rank = |&spent: &Spent| Profiled {
+            operations: u64::from(pace.iterations),
+            spent,
+        };
+        Ok(ranks.iter().map(of_rank).collect())
     }
 
     /// One iteration; its time, us.

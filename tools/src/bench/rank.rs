@@ -50,6 +50,8 @@ pub struct Report<'a> {
     document: Document,
     progress: Progress,
     verdict: Verdict,
+    /// Where the time goes: lines for after the table.
+    profile: String,
     /// The first failure to print.
     unprinted: Option<String>,
 }
@@ -62,6 +64,7 @@ impl<'a> Report<'a> {
             document: Document::new(plan, transport),
             progress: Progress::new("rows", plan.variants.len() * plan.sizes.len(), true),
             verdict: Verdict::default(),
+            profile: table::profile_header(plan),
             unprinted: None,
         };
         report.print(&table::header(plan, transport));
@@ -71,6 +74,7 @@ impl<'a> Report<'a> {
     fn add(&mut self, measured: Measured) {
         self.print(&table::row(self.plan, &measured));
         self.document.add(self.plan, &measured);
+        self.profile += &table::profile_rows(self.plan, &measured);
         for cell in [&measured.out_of_place, &measured.in_place]
             .into_iter()
             .flatten()
@@ -86,6 +90,8 @@ impl<'a> Report<'a> {
         self.progress.finish();
         let average = self.verdict.average_busbw();
         self.print(&table::footer(self.verdict.wrong, average));
+        let profile = std::mem::take(&mut self.profile);
+        self.print(&profile);
         let mut failures = self.verdict.failures(self.plan);
         self.document.finish(average, self.verdict.wrong);
         failures.extend(self.unprinted.take());
@@ -136,12 +142,12 @@ impl Verdict {
             ));
         }
         let average = self.average_busbw();
-        if let Some(least) = plan.min_bw.filter(|&least| average < least) {
+        if let Some(least) = plan.bounds.min_bw.filter(|&least| average < least) {
             failures.push(format!(
                 "the average bus bandwidth is {average:.3} GB/s, below --min-bw {least}"
             ));
         }
-        if let (Some((p99, bytes)), Some(most)) = (self.slowest, plan.max_p99)
+        if let (Some((p99, bytes)), Some(most)) = (self.slowest, plan.bounds.max_p99)
             && p99 > most
         {
             failures.push(format!(
@@ -169,6 +175,7 @@ mod tests {
             algbw: busbw,
             busbw,
             wrong: Some(wrong),
+            profile: Vec::new(),
         };
         let measured = Measured {
             bytes: 4096,

@@ -136,6 +136,14 @@ impl Call<'_> {
         }
     }
 
+    /// Runs it to its end.
+    pub fn run(&self) -> Result<()> {
+        match self {
+            Call::Collective(call) => call.run(),
+            Call::Neighbours(both) => both.group().run(),
+        }
+    }
+
     /// The algorithm that it runs.
     pub fn algorithm(&self) -> Result<&'static str> {
         match self {

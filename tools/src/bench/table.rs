@@ -4,6 +4,7 @@ use super::layout::Placement;
 use super::measure::{Cell, Measured};
 use super::pacing;
 use super::plan::Plan;
+use crate::profile;
 use linerate::ReduceOp;
 use std::fmt::Write;
 
@@ -66,15 +67,13 @@ pub fn row(plan: &Plan, measured: &Measured) -> String {
     let (op, root) = (op_name(plan, measured.op), root_name(plan));
     let (bytes, count) = (measured.bytes.to_string(), measured.count.to_string());
     let mut text = left_columns("  ", [&bytes, &count, measured.dtype.name(), op, &root]);
-    let cells = plan.placements.iter().map(|placement| match placement {
-        Placement::OutOfPlace => &measured.out_of_place,
-        Placement::InPlace => &measured.in_place,
-    });
+    let placements = plan.placements.iter();
+    let cells = placements.map(|&placement| cell_of(measured, placement));
     for cell in cells.clone() {
-        text.push_str(&cell_columns(cell.as_ref()));
+        text.push_str(&cell_columns(cell));
     }
     for cell in cells.filter(|_| plan.stats) {
-        text.push_str(&stats_columns(cell.as_ref()));
+        text.push_str(&stats_columns(cell));
     }
     text.push('\n');
     text
@@ -87,6 +86,44 @@ pub fn footer(wrong: u64, average_busbw: f64) -> String {
         "# Out of bounds values : {wrong} {verdict}\n# Avg bus bandwidth    : {}\n#\n",
         significant(average_busbw)
     )
+}
+
+/// Titles of the table of where the time goes; empty without `--profile`.
+pub fn profile_header(plan: &Plan) -> String {
+    if !plan.profile {
+        return String::new();
+    }
+    let [names, units] = profile::titles();
+    let left = profile_left(["size", "type", "redop", "placement"]);
+    let blank = profile_left(["(B)", "", "", ""]);
+    format!("# Where the time of an operation goes, on each rank:\n{left}{names}\n{blank}{units}\n")
+}
+
+/// The lines of one row there: one for each placement and rank.
+pub fn profile_rows(plan: &Plan, measured: &Measured) -> String {
+    let (bytes, op) = (measured.bytes.to_string(), op_name(plan, measured.op));
+    let cells = plan.placements.iter().filter_map(|&placement| {
+        let cell = cell_of(measured, placement)?;
+        let left = profile_left([&bytes, measured.dtype.name(), op, placement.name()]);
+        let lines = profile::columns(&cell.profile);
+        Some(
+            lines
+                .map(|line| format!("{left}{line}\n"))
+                .collect::<String>(),
+        )
+    });
+    cells.collect()
+}
+
+fn profile_left([size, dtype, op, placement]: [&str; 4]) -> String {
+    format!("# {size:>10}  {dtype:>8}  {op:>6}  {placement:>12}")
+}
+
+fn cell_of(measured: &Measured, placement: Placement) -> Option<&Cell> {
+    match placement {
+        Placement::OutOfPlace => measured.out_of_place.as_ref(),
+        Placement::InPlace => measured.in_place.as_ref(),
+    }
 }
 
 fn left_columns(begin: &str, columns: [&str; 5]) -> String {
@@ -189,6 +226,7 @@ mod tests {
             algbw: 12.346,
             busbw: 6.1,
             wrong,
+            profile: Vec::new(),
         }
     }
 

@@ -131,6 +131,7 @@ fn as_bench(args: &ExplainArgs, collective: Collective, memory: Memory) -> Bench
         link: LinkArgs::default(),
         seed: 1,
         stats: false,
+        profile: false,
         no_rotate: true,
         min_bw: None,
         max_p99: None,

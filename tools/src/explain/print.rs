@@ -5,6 +5,7 @@ use crate::bench::plan::Plan;
 use linerate::reports::Explanation;
 use linerate::{DataType, ReduceOp};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// Everything that was explained.
 #[derive(Debug, Serialize)]
@@ -45,6 +46,11 @@ pub struct Entry {
     measured_us: Option<f64>,
     /// Measured over predicted.
     ratio: Option<f64>,
+    /// What most of the predicted time goes to: wire, reduction, memory, or messages (their number
+    /// times latency).
+    bound: &'static str,
+    /// The predicted time by what it goes to, us.
+    parts_us: BTreeMap<&'static str, f64>,
     /// All that could run, cheapest by prediction first.
     candidates: Vec<Rival>,
 }
@@ -102,6 +108,10 @@ impl Entry {
             predicted_us,
             measured_us,
             ratio: ratio.map(|us| us / predicted_us),
+            bound: explanation.parts_ns[0].0.name(),
+            parts_us: (explanation.parts_ns.iter())
+                .map(|(bound, ns)| (bound.name(), ns / 1e3))
+                .collect(),
             candidates,
         }
     }
@@ -117,7 +127,8 @@ pub fn header(document: &Document) -> String {
         "# linerate {} explain {} ranks: {} transport: {} memory: {} {placement}\n\
          # prices: {}\n\
          # times in us: predicted by the cost model; measured is a median of the slowest rank's times, on one buffer; ratio is measured over predicted\n\
-         #{:>11} {:>5} {:>9} {:<19}{:<15}{:>8} {:>8} {:>8} {:>7} {:>10} {:>10} {:>6}  why; the others\n",
+         # bound by: what most of the predicted time goes to, and its share: wire, reduction, memory, or messages (their number times latency)\n\
+         #{:>11} {:>5} {:>9} {:<19}{:<15}{:>8} {:>8} {:>8} {:>7} {:>10} {:>10} {:>6}  {:<15} why; the others\n",
         document.version,
         document.collective,
         document.ranks,
@@ -136,6 +147,7 @@ pub fn header(document: &Document) -> String {
         "predicted",
         "measured",
         "ratio",
+        "bound by",
     )
 }
 
@@ -158,7 +170,7 @@ pub fn lines(entry: &Entry) -> String {
         false => format!(" (redirected from {})", entry.planned),
     };
     format!(
-        " {:>11} {:>5} {:>9} {:<19}{:<15}{:>8} {:>8} {:>8} {:>7} {:>10} {:>10} {:>6}  {}{planned}; {}\n",
+        " {:>11} {:>5} {:>9} {:<19}{:<15}{:>8} {:>8} {:>8} {:>7} {:>10} {:>10} {:>6}  {:<15} {}{planned}; {}\n",
         entry.bytes,
         entry.dtype,
         entry.op.as_deref().unwrap_or("none"),
@@ -171,7 +183,17 @@ pub fn lines(entry: &Entry) -> String {
         time(Some(entry.predicted_us)),
         time(entry.measured_us),
         time(entry.ratio),
+        bound(entry),
         entry.why,
         others.join(", "),
     )
+}
+
+/// What bounds the call, and its share of the predicted time.
+fn bound(entry: &Entry) -> String {
+    let share = 100.0 * entry.parts_us[entry.bound] / entry.predicted_us;
+    match entry.predicted_us > 0.0 {
+        true => format!("{} {share:.0}%", entry.bound),
+        false => "-".into(),
+    }
 }

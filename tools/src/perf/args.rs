@@ -175,6 +175,11 @@ pub struct PerfArgs {
     #[arg(long = "report_gbits", visible_alias = "report-gbits")]
     pub report_gbits: bool,
 
+    /// Print after the rows where the time of a message goes, on each side, and run each size once
+    /// more for that
+    #[arg(long)]
+    pub profile: bool,
+
     /// 1: check every byte of some messages of each size before it is timed; 0: do not
     #[arg(long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub check: u8,

@@ -8,6 +8,7 @@ use super::arena::Keys;
 use super::link::Link;
 use super::proof;
 use super::statistics::{Flow, Latency};
+use linerate::unstable::wait::Spent;
 use linerate::unstable::wire::JobKey;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -57,6 +58,8 @@ pub enum Line {
         flow: Option<Flow>,
         /// Its times.
         latency: Option<Latency>,
+        /// What its time went to, if that was to be measured.
+        spent: Option<Spent>,
     },
     /// Nothing more will come.
     Done,

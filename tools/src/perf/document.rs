@@ -4,6 +4,7 @@ use super::link::Link;
 use super::options::Options;
 use super::run::Row;
 use super::statistics::Latency;
+use crate::profile::{self, ProfileEntry};
 use linerate::transport::PortInUse;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -58,6 +59,9 @@ struct Entry {
     time_us: Option<Latency>,
     /// Wrong bytes; `null`: not checked.
     wrong: Option<u64>,
+    /// Where the time of a message goes, of the server and of the client; `null` without
+    /// `--profile`.
+    profile: Option<Vec<ProfileEntry>>,
 }
 
 impl Document {
@@ -106,5 +110,6 @@ fn entry(row: &Row) -> Entry {
         bw_achievable: row.achievable.map(|gigabits| gigabits / 8.0),
         time_us: row.latency,
         wrong: row.wrong,
+        profile: (!row.profile.is_empty()).then(|| profile::entries(&row.profile)),
     }
 }

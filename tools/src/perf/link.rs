@@ -7,9 +7,9 @@ use super::options::Options;
 use crate::system;
 use linerate::transport::{
     Address, Atomic, Completion, Event, Outcome, PortInUse, PostError, RegionKey, RemoteRange,
-    Time, Transport, View, WaitSource,
+    Time, Traffic, Transport, View, WaitSource,
 };
-use linerate::unstable::wait::{Patience, SpinTime, Step};
+use linerate::unstable::wait::{Activity, Patience, Profile, SpinTime, Step};
 use linerate::{Config, Error, Rank, transport};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -87,6 +87,8 @@ pub struct Link {
     timeout: Duration,
     /// When this side has last said that it works.
     signed_ns: u64,
+    /// Where time goes, if that is measured.
+    profile: Option<Profile>,
 }
 
 /// What was posted on a stream, and what of that has ended.
@@ -158,6 +160,7 @@ impl Link {
             idle_since: None,
             timeout,
             signed_ns: 0,
+            profile: None,
         })
     }
 
@@ -382,10 +385,29 @@ impl Link {
     pub fn poll(&mut self) -> Result<bool> {
         self.transport.poll(self.coarse, &mut self.events);
         let has_news = self.take_events()?;
+        self.note(Activity::Polling, has_news);
         if !has_news {
             self.idle()?;
         }
         Ok(has_news)
+    }
+
+    /// Where the time of this side goes, while it has a profile.
+    pub fn profile(&mut self) -> &mut Option<Profile> {
+        &mut self.profile
+    }
+
+    /// This side has done this since the last note; if nothing has `moved` by it, it has waited.
+    #[inline]
+    pub fn note(&mut self, activity: Activity, moved: bool) {
+        if let Some(profile) = &mut self.profile {
+            let traffic = if moved {
+                Traffic::Moving
+            } else {
+                self.transport.traffic()
+            };
+            profile.note(Activity::of_wait(activity, traffic));
+        }
     }
 
     /// One poll of a side that only has to be there; sleeps when there have been no news for a
@@ -407,6 +429,7 @@ impl Link {
             let mut ready = [PollFd::new(&*ready, PollFlags::IN)];
             // A signal wakes it early, and nothing else can go wrong.
             let _ = poll(&mut ready, Some(&timeout));
+            self.note(Activity::Sleeping, false);
         }
         if !self.take_events()? {
             self.check_idle(now)?;
@@ -429,7 +452,7 @@ impl Link {
         let mut outcome = Ok(());
         for event in events.drain(..) {
             outcome = outcome.and(match event {
-                Event::Completion(end) => self.note(end),
+                Event::Completion(end) => self.count(end),
                 Event::Connected(_) => {
                     self.is_connected = true;
                     Ok(())
@@ -444,7 +467,7 @@ impl Link {
     }
 
     #[inline]
-    fn note(&mut self, end: Completion) -> Result<()> {
+    fn count(&mut self, end: Completion) -> Result<()> {
         let kind = end.token >> KIND_SHIFT;
         let which = (end.token >> STREAM_SHIFT & 0xff) as usize;
         match (kind, end.outcome) {
@@ -476,6 +499,7 @@ impl Link {
             Ok(()) | Err(PostError::PeerFailed) => Ok(()),
             Err(PostError::WouldBlock) => Err("no room for one receive per mark".into()),
             Err(PostError::Invalid(text)) => Err(*text),
+            Err(PostError::Failed(error)) => Err(error.to_string()),
         }
     }
 
@@ -523,6 +547,7 @@ impl Link {
         if now.since(since) >= self.spin_least && self.patience.next(now) != Step::Spin {
             // Never a sleep: it would be in the times.
             std::thread::yield_now();
+            self.note(Activity::Sleeping, false);
         }
         if polls.is_multiple_of(SLOW_POLLS) || !self.is_connected {
             self.transport.poll_slow(now, &mut self.events);
@@ -561,6 +586,7 @@ fn accepted(posted: std::result::Result<(), PostError>) -> Result<bool> {
         Ok(()) => Ok(true),
         Err(PostError::WouldBlock | PostError::PeerFailed) => Ok(false),
         Err(PostError::Invalid(text)) => Err(*text),
+        Err(PostError::Failed(error)) => Err(error.to_string()),
     }
 }
 

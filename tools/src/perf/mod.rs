@@ -277,6 +277,7 @@ fn work(
     })?;
     printed?;
     report.print(&table::footer())?;
+    report.print(&table::profile(options, &rows))?;
     let document = Document::new(options, &side.link, &rows);
     report.finish(&document, &rows)
 }
@@ -362,6 +363,7 @@ mod tests {
             latency,
             wrong: Some(wrong),
             achievable: None,
+            profile: Vec::new(),
         }
     }
 

@@ -73,6 +73,8 @@ pub struct Options {
     pub tls: bool,
     /// Whether frames are checked.
     pub crc: bool,
+    /// Whether it is measured where the time goes.
+    pub profile: bool,
 }
 
 impl Options {
@@ -121,6 +123,7 @@ impl Options {
             moderation: args.device.moderation,
             tls: config.tcp.has_tls,
             crc: config.tcp.has_crc,
+            profile: args.profile,
         };
         options.check()?;
         Ok(options)
@@ -192,7 +195,7 @@ impl Options {
     }
 
     /// Each option by the name of its flag.
-    fn named(&self) -> [(&'static str, String); 19] {
+    fn named(&self) -> [(&'static str, String); 20] {
         let or = |value: Option<u64>, none: &str| value.map_or(none.into(), |v| v.to_string());
         let of = |value: Option<u32>, none: &str| or(value.map(u64::from), none);
         [
@@ -208,6 +211,7 @@ impl Options {
             ("--noPeak", (!self.has_peak).to_string()),
             ("--check", u8::from(self.check).to_string()),
             ("--no-rotate", (!self.rotate).to_string()),
+            ("--profile", self.profile.to_string()),
             ("--seed", self.seed.to_string()),
             ("--transport", self.transport.clone()),
             ("--mtu", of(self.mtu, "what the ports have")),
@@ -242,6 +246,7 @@ impl Options {
             // Its default is to check: only the opposite is a word of the user's.
             (server.check == 0).then(|| "0".into()),
             flag(server.no_rotate),
+            flag(server.profile),
             number(server.seed),
             Some(transport_kind(&config.transport).to_string()).filter(|name| name != "auto"),
             number(server.device.mtu.map(u64::from)),
@@ -378,6 +383,7 @@ pub mod tests {
             ("write_bw -m 1024", "--mtu"),
             ("write_bw --check 0", "--check"),
             ("write_bw --no-rotate", "--no-rotate"),
+            ("write_bw --profile", "--profile"),
             ("write_bw --seed 2", "--seed"),
             ("write_bw --integrity crc", "--integrity"),
             ("write_bw --tls", "--tls"),

@@ -9,9 +9,11 @@ use super::options::{ITERATIONS_MAX, Options};
 use super::plan::Plan;
 use super::statistics::{Flow, Latency};
 use super::traffic::{Limit, Side};
+use crate::profile::Profiled;
 use linerate::options::{TcpSettings, VerbsSettings};
 use linerate::transport::Address;
 use linerate::unstable::config;
+use linerate::unstable::wait::{Clock, Profile, Spent};
 use linerate::{Config, Rank};
 use std::time::Duration;
 
@@ -42,6 +44,8 @@ pub struct Row {
     /// Gbit/s that the ports' wire and PCIe allow, of both directions together if there are two;
     /// `None`: not known.
     pub achievable: Option<f64>,
+    /// Where the time went, of the server and of the client; empty: not asked for.
+    pub profile: Vec<Profiled>,
 }
 
 impl Row {
@@ -146,24 +150,28 @@ pub fn measure(
         let slots = Slots::new(bytes, options.streams, rotation_bytes);
         let (wrong, flow, latency) =
             measure_size(side, &slots).map_err(|error| format!("{bytes} bytes: {error}"))?;
+        let spent = profile(side, &slots)?;
         let own = Line::Report {
             wrong,
             flow,
             latency,
+            spent,
         };
-        let (wrong_there, flow_there, latency_there) =
+        let (wrong_there, flow_there, latency_there, spent_there) =
             match control.exchange_over(&own, &mut side.link)? {
                 Line::Report {
                     wrong,
                     flow,
                     latency,
-                } => (wrong, flow, latency),
+                    spent,
+                } => (wrong, flow, latency, spent),
                 line => return Err(line.unexpected()),
             };
         let latency = latency.or(latency_there);
         let wrong = wrong.saturating_add(wrong_there);
         let mut row = combine(options, bytes, [flow, flow_there], (latency, wrong));
         row.achievable = rate.gigabits(options, bytes);
+        row.profile = profiled(row.messages, [spent, spent_there], side.rank);
         each(&row);
         rows.push(row);
     }
@@ -213,7 +221,32 @@ fn combine(
         latency,
         wrong: options.check.then_some(wrong),
         achievable: None,
+        profile: Vec::new(),
     }
+}
+
+/// Where the time of this side goes, if that was asked for. The size runs once more for that,
+/// because a profile takes time itself.
+fn profile(side: &mut Side, slots: &Slots) -> Result<Option<Spent>, String> {
+    if !side.options.profile {
+        return Ok(None);
+    }
+    let limit = limit(side.options, slots.bytes);
+    *side.link.profile() = Some(Profile::new(Clock::monotonic()));
+    match side.options.test.is_latency() {
+        true => side.trips(slots, limit).map(drop)?,
+        false => side.stream(slots, limit).map(drop)?,
+    }
+    Ok(side.link.profile().take().map(Profile::end))
+}
+
+/// What this side and the other one have measured, the server first.
+fn profiled(operations: u64, mut sides: [Option<Spent>; 2], rank: Rank) -> Vec<Profiled> {
+    if rank == 1 {
+        sides.reverse();
+    }
+    let of_side = |spent| Profiled { operations, spent };
+    sides.into_iter().flatten().map(of_side).collect()
 }
 
 #[cfg(test)]

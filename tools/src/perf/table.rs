@@ -5,6 +5,7 @@ use super::args::Verb;
 use super::line_rate::LineRate;
 use super::options::Options;
 use super::run::Row;
+use crate::profile;
 use linerate::transport::PortInUse;
 use std::fmt::Write;
 
@@ -147,6 +148,24 @@ pub fn footer() -> String {
     format!("{LINE}\n")
 }
 
+/// Where the time of a message goes; empty without `--profile`.
+pub fn profile(options: &Options, rows: &[Row]) -> String {
+    if !options.profile {
+        return String::new();
+    }
+    let [names, units] = profile::titles();
+    let mut text = format!(
+        " Where the time of a message goes, on each side (rank 0 is the server)\n {:<8}{names}\n {:8}{units}\n",
+        "#bytes", ""
+    );
+    for row in rows {
+        for columns in profile::columns(&row.profile) {
+            let _ = writeln!(text, " {:<8}{columns}", row.bytes);
+        }
+    }
+    text + &footer()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::options::tests::options;
@@ -162,6 +181,7 @@ mod tests {
             latency: None,
             wrong: Some(0),
             achievable: None,
+            profile: Vec::new(),
         }
     }
 

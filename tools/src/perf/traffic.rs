@@ -13,6 +13,7 @@ use super::options::Options;
 use super::statistics::{Flow, Marks};
 use linerate::Rank;
 use linerate::transport::Atomic;
+use linerate::unstable::wait::Activity;
 use linerate_job::access;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -172,6 +173,7 @@ impl Side<'_> {
                 let is_open = matches!(limit, Limit::Count(_)) || progress.total.is_none();
                 if is_open && self.post_some(progress.total, slots)? {
                     progress.marks.note_post(first, time_ns);
+                    self.link.note(Activity::Posting, true);
                 }
             }
             let has_news = match is_posting || self.verb() == Verb::Send {

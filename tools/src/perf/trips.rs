@@ -12,6 +12,7 @@ use super::args::Verb;
 use super::link::{Mark, Post, Result};
 use super::traffic::{Limit, Side};
 use linerate::transport::{RemoteRange, View};
+use linerate::unstable::wait::Activity;
 use linerate_job::access;
 use std::sync::atomic::Ordering;
 
@@ -134,6 +135,7 @@ impl Side<'_> {
                 self.link.post(0, post)?;
             }
         }
+        self.link.note(Activity::Posting, true);
         // It leaves with a poll, if not with the post, as a word does where nothing else is under
         // way: then the answer may be here as soon as the post has returned, and a look finds it
         // before a poll.

@@ -188,7 +188,7 @@ impl Values {
         let of_rank = |rank: u32| (rank % 8) as f32;
         let of_ranks: f32 = (0..ranks).map(of_rank).sum();
         let base = (0..CHUNK + PERIOD).map(|element| (element % PERIOD + 1) as f32);
-        // 4096 ranks x (251 + 7) is below 2^24, where f32 stops counting.
+        // 16,384 ranks x (251 + 7) is below 2^24, where f32 stops counting.
         Values {
             seed,
             own: base.clone().map(|base| base + of_rank(rank)).collect(),

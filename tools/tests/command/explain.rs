@@ -64,6 +64,47 @@ fn each_size_is_explained_and_measured() {
     assert_eq!(results[4]["path"], "mapped buffers");
 }
 
+/// What bounds each size, after a look at whether its parts are all of the prediction.
+fn bounds(line: &str) -> Vec<String> {
+    let document = json(&format!("{line} --no-measure"), "off");
+    let results = document["results"].as_array().unwrap();
+    let bound_of = |result: &Value| {
+        let parts = result["parts_us"].as_object().unwrap();
+        let parts: Vec<(&str, f64)> = (parts.iter())
+            .map(|(name, us)| (name.as_str(), us.as_f64().unwrap()))
+            .collect();
+        assert_eq!(parts.len(), 4, "{result}");
+        let sum: f64 = parts.iter().map(|(_, us)| us).sum();
+        let predicted = result["predicted_us"].as_f64().unwrap();
+        assert!((sum / predicted - 1.0).abs() < 1e-9, "{result}");
+        let largest = parts
+            .iter()
+            .max_by(|(_, a), (_, b)| a.total_cmp(b))
+            .unwrap();
+        assert_eq!(result["bound"], largest.0, "{result}");
+        largest.0.to_owned()
+    };
+    results.iter().map(bound_of).collect()
+}
+
+#[test]
+fn each_size_says_what_bounds_it() {
+    let sizes = "-b 8 -e 2M -f 262144";
+    let sums = bounds(&format!("explain allreduce {sizes}"));
+    assert_eq!(sums, ["messages", "reduction"]);
+    let copies = bounds(&format!("explain all-gather {sizes}"));
+    assert_eq!(copies, ["messages", "memory"]);
+    let network = bounds(&format!("explain allreduce {sizes} --transport tcp"));
+    assert_eq!(network, ["messages", "wire"]);
+    let (code, stdout, stderr) = run("explain allreduce -b 2M -e 2M --no-measure");
+    assert_eq!(code, Some(0), "{stderr}");
+    let line = stdout.lines().last().unwrap();
+    assert!(
+        stdout.contains("  bound by ") && line.contains("  reduction "),
+        "{stdout}"
+    );
+}
+
 #[test]
 fn without_measuring_there_are_predictions_only() {
     let document = json(

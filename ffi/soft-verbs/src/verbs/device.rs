@@ -1,21 +1,24 @@
-//! Devices, their ports, and their events.
+//! Devices and their ports.
 
 use super::{Opened, PORT, process, set_errno};
 use crate::moving::MESSAGE_BYTES_MAX;
 use crate::network::Port;
-use crate::ports::gid_of;
-use crate::process::{Address, Process, take};
-use crate::socket::Socket;
+use crate::ports::GIDS;
+use crate::process::{Address, Process};
 use crate::verbs::pairs::{post_recv, post_send};
 use crate::verbs::queues::{poll_cq, post_srq_recv, req_notify_cq};
+use crate::waker::Waker;
 use libc::{c_char, c_int, c_void, ssize_t};
 use linerate_verbs_sys::raw::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-const GIDS: u32 = 2;
 /// Fields of `ibv_port_attr` that its first version had, in bytes.
 const OLD_PORT_BYTES: usize = 48;
+
+/// Physical states of a port, as the InfiniBand specification numbers them.
+const DISABLED: u8 = 3;
+const LINK_UP: u8 = 5;
 
 /// A device of a list; C knows its beginning.
 #[repr(C)]
@@ -58,9 +61,19 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
 }
 
 fn make(process: &Arc<Process>, number: u32) -> *mut ibv_device {
+    let (node_type, transport_type) = match process.settings.profile.is_datagrams {
+        true => (
+            ibv_node_type::IBV_NODE_UNSPECIFIED,
+            ibv_transport_type::IBV_TRANSPORT_UNSPECIFIED,
+        ),
+        false => (
+            ibv_node_type::IBV_NODE_CA,
+            ibv_transport_type::IBV_TRANSPORT_IB,
+        ),
+    };
     let mut base = ibv_device {
-        node_type: ibv_node_type::IBV_NODE_CA,
-        transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
+        node_type,
+        transport_type,
         ..Default::default()
     };
     text_into(&format!("soft{number}"), &mut base.name);
@@ -122,10 +135,14 @@ fn guid(port: Port) -> u64 {
 pub unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: our caller promises it.
     let device = unsafe { &*raw.cast::<Device>() };
-    let events = match Socket::new() {
+    let events = match device.process.port(device.number).is_gone() {
+        true => Err(libc::ENODEV),
+        false => Waker::new().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE)),
+    };
+    let events = match events {
         Ok(events) => events,
-        Err(error) => {
-            set_errno(error.raw_os_error().unwrap_or(libc::EMFILE));
+        Err(errno) => {
+            set_errno(errno);
             return std::ptr::null_mut();
         }
     };
@@ -151,20 +168,25 @@ pub unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_conte
         device: device.number,
         events,
         users: AtomicUsize::new(0),
+        up_at: AtomicU64::new(0),
     });
+    let listener = (opened.device, opened.events());
+    opened.process.listeners.lock().unwrap().push(listener);
     // SAFETY: made just now.
     unsafe { &raw mut (*Box::into_raw(opened)).verbs.context }
 }
 
 /// # Safety
-/// An open device, of which nothing is left.
+/// An open device. As with libibverbs, what is left of it may still be ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: our caller promises it.
     let opened = unsafe { Opened::of(context) };
+    let mut listeners = opened.process.listeners.lock().unwrap();
+    listeners.retain(|listener| listener.1 != opened.events());
+    drop(listeners);
     if opened.users.load(Ordering::Relaxed) > 0 {
-        set_errno(libc::EBUSY);
-        return -1;
+        return 0;
     }
     // SAFETY: it came from a box, and nobody uses it any more.
     drop(unsafe { Box::from_raw((&raw const *opened).cast_mut()) });
@@ -179,7 +201,12 @@ pub unsafe extern "C" fn ibv_query_device(
     to: *mut ibv_device_attr,
 ) -> c_int {
     // SAFETY: our caller promises it.
-    unsafe { *to = attributes(Opened::of(context)) };
+    let opened = unsafe { Opened::of(context) };
+    if let Err(errno) = opened.check() {
+        return errno;
+    }
+    // SAFETY: our caller promises it.
+    unsafe { *to = attributes(opened) };
     0
 }
 
@@ -196,7 +223,10 @@ fn attributes(opened: &Opened) -> ibv_device_attr {
         max_qp_wr: profile.requests,
         device_cap_flags: ibv_device_cap_flags::IBV_DEVICE_PORT_ACTIVE_EVENT.0,
         max_sge: profile.segments,
-        max_sge_rd: profile.segments,
+        max_sge_rd: match profile.is_datagrams {
+            true => 1,
+            false => profile.segments,
+        },
         max_cq: profile.completion_queues,
         max_cqe: profile.completions,
         max_mr: profile.regions,
@@ -234,11 +264,14 @@ unsafe extern "C" fn query_device_extended(
     to: *mut ibv_device_attr_ex,
     bytes: usize,
 ) -> c_int {
+    // SAFETY: C promises an open device.
+    let opened = unsafe { Opened::of(context) };
     if bytes < size_of::<ibv_device_attr>() {
         return libc::EINVAL;
     }
-    // SAFETY: C promises an open device.
-    let opened = unsafe { Opened::of(context) };
+    if let Err(errno) = opened.check() {
+        return errno;
+    }
     let all = ibv_device_attr_ex {
         orig_attr: attributes(opened),
         phys_port_cnt_ex: 1,
@@ -257,6 +290,8 @@ fn port_attributes(opened: &Opened, port: u8) -> Result<ibv_port_attr, c_int> {
     if port != PORT {
         return Err(libc::EINVAL);
     }
+    opened.check()?;
+    let is_up = opened.process.port(opened.device).is_up();
     let settings = &opened.process.settings;
     let gigabits = settings.gigabits.unwrap_or(400.0);
     // Four lanes of the slowest speed that is enough: SDR, QDR, FDR, EDR, HDR, NDR.
@@ -264,7 +299,10 @@ fn port_attributes(opened: &Opened, port: u8) -> Result<ibv_port_attr, c_int> {
     let found = speeds.iter().find(|(rate, _)| gigabits <= *rate);
     let code = ibv_mtu(settings.mtu_bytes.ilog2() - 7);
     Ok(ibv_port_attr {
-        state: ibv_port_state::IBV_PORT_ACTIVE,
+        state: match is_up {
+            true => ibv_port_state::IBV_PORT_ACTIVE,
+            false => ibv_port_state::IBV_PORT_DOWN,
+        },
         max_mtu: ibv_mtu::IBV_MTU_4096,
         active_mtu: code,
         gid_tbl_len: GIDS as c_int,
@@ -273,7 +311,7 @@ fn port_attributes(opened: &Opened, port: u8) -> Result<ibv_port_attr, c_int> {
         max_vl_num: 1,
         active_width: 2,
         active_speed: found.map_or(128, |(_, code)| *code),
-        phys_state: 5,
+        phys_state: if is_up { LINK_UP } else { DISABLED },
         link_layer: 2,
         ..Default::default()
     })
@@ -323,23 +361,24 @@ pub unsafe extern "C" fn ibv_query_gid(
 ) -> c_int {
     // SAFETY: our caller promises it.
     let opened = unsafe { Opened::of(context) };
-    let gid = u32::try_from(index).ok().filter(|_| port == PORT);
-    match gid.and_then(|index| gid_of(opened.port(), index)) {
-        Some(gid) => {
-            // SAFETY: our caller promises it.
-            unsafe { *to = gid };
-            0
-        }
-        None => {
-            set_errno(libc::EINVAL);
-            -1
-        }
+    let is_there = port == PORT && u32::try_from(index).is_ok_and(|index| index < GIDS);
+    let errno = match is_there {
+        true => opened.check().err(),
+        false => Some(libc::EINVAL),
+    };
+    if let Some(errno) = errno {
+        set_errno(errno);
+        return -1;
     }
+    // A place that is empty is all zeros.
+    // SAFETY: our caller promises it.
+    unsafe { *to = opened.gid(index as u32).unwrap_or_default() };
+    0
 }
 
 fn entry_of(opened: &Opened, index: u32) -> Option<ibv_gid_entry> {
     Some(ibv_gid_entry {
-        gid: gid_of(opened.port(), index)?,
+        gid: opened.gid(index)?,
         gid_index: index,
         port_num: PORT.into(),
         gid_type: ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0,
@@ -362,6 +401,9 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     let opened = unsafe { Opened::of(context) };
     if port != u32::from(PORT) || bytes < size_of::<ibv_gid_entry>() {
         return libc::EINVAL;
+    }
+    if let Err(errno) = opened.check() {
+        return errno;
     }
     match entry_of(opened, index) {
         Some(entry) => {
@@ -388,69 +430,14 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     if bytes != size_of::<ibv_gid_entry>() || room < GIDS as usize {
         return -(libc::EINVAL as ssize_t);
     }
-    for index in 0..GIDS {
-        let entry = entry_of(opened, index).expect("it is in the table");
+    if let Err(errno) = opened.check() {
+        return -(errno as ssize_t);
+    }
+    let mut count = 0;
+    for entry in (0..GIDS).filter_map(|index| entry_of(opened, index)) {
         // SAFETY: our caller promises it.
-        unsafe { *to.add(index as usize) = entry };
+        unsafe { *to.add(count) = entry };
+        count += 1;
     }
-    GIDS as ssize_t
+    count as ssize_t
 }
-
-/// # Safety
-/// An open device and a writable structure.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(
-    context: *mut ibv_context,
-    to: *mut ibv_async_event,
-) -> c_int {
-    // SAFETY: our caller promises it.
-    let opened = unsafe { Opened::of(context) };
-    loop {
-        let (kind, number) = match take(&opened.events) {
-            Ok(event) => event,
-            Err(error) => {
-                set_errno(error.raw_os_error().unwrap_or(libc::EIO));
-                return -1;
-            }
-        };
-        let mut event = ibv_async_event {
-            event_type: kind,
-            ..Default::default()
-        };
-        let process = &opened.process;
-        let is_there = match kind {
-            ibv_event_type::IBV_EVENT_CQ_ERR => {
-                let found = process.queues.lock().unwrap().get(&number).copied();
-                event.element.cq = found.map_or(std::ptr::null_mut(), |queue| queue.0.cast());
-                found.is_some()
-            }
-            ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED | ibv_event_type::IBV_EVENT_SRQ_ERR => {
-                let found = process.shared.lock().unwrap().get(&number).copied();
-                event.element.srq = found.map_or(std::ptr::null_mut(), |queue| queue.0.cast());
-                found.is_some()
-            }
-            ibv_event_type::IBV_EVENT_PORT_ACTIVE
-            | ibv_event_type::IBV_EVENT_PORT_ERR
-            | ibv_event_type::IBV_EVENT_GID_CHANGE => {
-                event.element.port_num = PORT.into();
-                true
-            }
-            _ => {
-                let found = process.addresses.lock().unwrap().get(&number).copied();
-                event.element.qp = found.map_or(std::ptr::null_mut(), |pair| pair.0.cast());
-                found.is_some()
-            }
-        };
-        // What it is about may have ended.
-        if is_there {
-            // SAFETY: our caller promises it.
-            unsafe { *to = event };
-            return 0;
-        }
-    }
-}
-
-/// # Safety
-/// [`ibv_get_async_event`] has given it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_ack_async_event(_: *mut ibv_async_event) {}

@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: our caller promises it.
     let opened = unsafe { Opened::of(context) };
+    if let Err(errno) = opened.check() {
+        return given::<Domain>(Err(errno)).cast();
+    }
     opened.users.fetch_add(1, Ordering::Relaxed);
     let number = opened.process.new_domain();
     let base = ibv_pd {
@@ -74,9 +77,11 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
         ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
     let writes = access & flag != 0;
     let is_writable = access & ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 != 0;
-    let refusal = match (writes && !is_writable) || named != address as u64 || bytes == 0 {
-        true => Some(libc::EINVAL),
-        false => (!is_mapped(address as usize, bytes)).then_some(libc::EFAULT),
+    let is_invalid = (writes && !is_writable) || named != address as u64 || bytes == 0;
+    let refusal = match opened.check() {
+        Err(errno) => Some(errno),
+        Ok(()) if is_invalid => Some(libc::EINVAL),
+        Ok(()) => (!is_mapped(address as usize, bytes)).then_some(libc::EFAULT),
     };
     let key = match refusal {
         Some(errno) => Err(errno),
@@ -146,10 +151,19 @@ pub unsafe extern "C" fn ibv_create_ah(
     wanted: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
     // SAFETY: our caller promises it.
-    let (own, wanted) = unsafe { (&*domain.cast::<Domain>(), &*wanted) };
-    if wanted.is_global == 0 || wanted.port_num != PORT {
-        set_errno(libc::EINVAL);
-        return std::ptr::null_mut();
+    let (opened, own, wanted) = unsafe {
+        (
+            Opened::of((*domain).context),
+            &*domain.cast::<Domain>(),
+            &*wanted,
+        )
+    };
+    let checked = match wanted.is_global == 0 || wanted.port_num != PORT {
+        true => Err(libc::EINVAL),
+        false => opened.check(),
+    };
+    if let Err(errno) = checked {
+        return given::<Handle>(Err(errno)).cast();
     }
     own.users.fetch_add(1, Ordering::Relaxed);
     let base = ibv_ah {

@@ -1,18 +1,21 @@
 //! The functions of libibverbs. Their contracts are those of its manual pages.
 
 mod device;
+mod events;
 mod memory;
+mod others;
 mod pairs;
 mod queues;
 mod texts;
 
 use crate::network::Port;
+use crate::ports::gid_of;
 use crate::process::Process;
 use crate::settings::Settings;
-use crate::socket::Socket;
+use crate::waker::Waker;
 use libc::c_int;
 use linerate_verbs_sys::raw::*;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The first port of every device.
@@ -23,9 +26,11 @@ struct Opened {
     verbs: verbs_context,
     process: Arc<Process>,
     device: u32,
-    events: Socket,
+    events: Waker,
     /// Objects that were made of it.
     users: AtomicUsize,
+    /// When its port comes up, which is an event then; 0: it is up, as far as was told.
+    up_at: AtomicU64,
 }
 
 /// A protection domain; C knows its beginning.
@@ -106,6 +111,25 @@ impl Opened {
 
     fn context(&self) -> *mut ibv_context {
         (&raw const self.verbs.context).cast_mut()
+    }
+
+    /// Where its events are told.
+    fn events(&self) -> u64 {
+        self.events.socket.name
+    }
+
+    /// The GID at this place of its port's table.
+    fn gid(&self, index: u32) -> Option<ibv_gid> {
+        let moves = self.process.port(self.device).moves.load(Ordering::Relaxed);
+        gid_of(self.port(), index, moves)
+    }
+
+    /// A device that is gone refuses everything but to end what was made of it.
+    fn check(&self) -> Result<(), c_int> {
+        match self.process.port(self.device).is_gone() {
+            true => Err(libc::EIO),
+            false => Ok(()),
+        }
     }
 }
 

@@ -49,6 +49,7 @@ unsafe fn make_pair(
     (domain, own): (*mut ibv_pd, &Domain),
     wanted: &mut ibv_qp_init_attr,
 ) -> Result<Box<Pair>, c_int> {
+    opened.check()?;
     let process = &opened.process;
     let profile = process.settings.profile;
     let cap = &mut wanted.cap;
@@ -84,7 +85,7 @@ unsafe fn make_pair(
                 own_receives,
                 requests,
                 segments,
-                opened.events.name,
+                opened.events(),
             ) {
                 process.end_pair(number);
                 return Err(libc::ENOMEM);
@@ -110,7 +111,7 @@ unsafe fn make_pair(
         wanted.sq_sig_all != 0,
         queues,
         (shared.map(|shared| shared.number), receives),
-        opened.events.name,
+        opened.events(),
     );
     let base = ibv_qp {
         context: opened.context(),
@@ -142,7 +143,16 @@ pub unsafe extern "C" fn ibv_modify_qp(
     use ibv_qp_attr_mask as mask;
     use ibv_qp_state as state;
     // SAFETY: our caller promises it.
-    let (pair, wanted) = unsafe { (&mut *raw.cast::<Pair>(), &*wanted) };
+    let (opened, pair, wanted) = unsafe {
+        (
+            Opened::of((*raw).context),
+            &mut *raw.cast::<Pair>(),
+            &*wanted,
+        )
+    };
+    if let Err(errno) = opened.check() {
+        return errno;
+    }
     let has = |flag: mask| which as u32 & flag.0 != 0;
     let core = pair.core.clone();
     let before = core.state();
@@ -191,7 +201,11 @@ pub unsafe extern "C" fn ibv_modify_qp(
         _ => 0,
     };
     let is_port_known = !has(mask::IBV_QP_PORT) || wanted.port_num == PORT;
-    if !is_allowed || which as u32 & needed != needed || !is_port_known {
+    let way = &wanted.ah_attr;
+    let has_gid = !has(mask::IBV_QP_AV)
+        || way.is_global == 0
+        || opened.gid(u32::from(way.grh.sgid_index)).is_some();
+    if !is_allowed || which as u32 & needed != needed || !is_port_known || !has_gid {
         return libc::EINVAL;
     }
     let mut all = core.attributes();
@@ -234,7 +248,10 @@ pub unsafe extern "C" fn ibv_query_qp(
     initial: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: our caller promises it.
-    let pair = unsafe { &*raw.cast::<Pair>() };
+    let (opened, pair) = unsafe { (Opened::of((*raw).context), &*raw.cast::<Pair>()) };
+    if let Err(errno) = opened.check() {
+        return errno;
+    }
     let state = pair.core.state();
     let mut all = pair.core.attributes();
     (all.qp_state, all.cur_qp_state, all.cap) = (state, state, pair.core.capacity);

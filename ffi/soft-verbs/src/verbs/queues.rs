@@ -16,7 +16,9 @@ pub unsafe extern "C" fn ibv_create_comp_channel(
 ) -> *mut ibv_comp_channel {
     // SAFETY: our caller promises it.
     let opened = unsafe { Opened::of(context) };
-    let made = Channel::new(context).map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE));
+    let made = opened.check().and_then(|()| {
+        Channel::new(context).map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))
+    });
     let channel = given(made);
     if !channel.is_null() {
         opened.users.fetch_add(1, Ordering::Relaxed);
@@ -59,13 +61,16 @@ pub unsafe extern "C" fn ibv_create_cq(
         return std::ptr::null_mut();
     }
     let channel = channel.cast::<Channel>();
-    let queue = given(Queue::new(
-        process,
-        (context, opened.events.name),
-        entries as u32,
-        channel,
-        token,
-    ));
+    let made = opened.check().and_then(|()| {
+        Queue::new(
+            process,
+            (context, opened.device, opened.events()),
+            entries as u32,
+            channel,
+            token,
+        )
+    });
+    let queue = given(made);
     if !queue.is_null() {
         opened.users.fetch_add(1, Ordering::Relaxed);
         // SAFETY: made just now; our caller promises the channel.
@@ -180,17 +185,11 @@ pub unsafe extern "C" fn ibv_create_srq(
         requests <= profile.shared_requests as u32 && segments <= profile.shared_segments as u32;
     let number = match fits {
         false => Err(libc::EINVAL),
-        true => process.new_shared().ok_or(libc::ENOMEM),
+        true => (opened.check()).and_then(|()| process.new_shared().ok_or(libc::ENOMEM)),
     };
     let made = number.and_then(|number| {
         let index = crate::arena::PAIRS as u32 + number;
-        if !receives::open(
-            process.arena(),
-            index,
-            requests,
-            segments,
-            opened.events.name,
-        ) {
+        if !receives::open(process.arena(), index, requests, segments, opened.events()) {
             process.end_shared(number);
             return Err(libc::ENOMEM);
         }
@@ -236,7 +235,16 @@ pub unsafe extern "C" fn ibv_modify_srq(
         return libc::EOPNOTSUPP;
     }
     // SAFETY: our caller promises it.
-    let (shared, wanted) = unsafe { (&*queue.cast::<Shared>(), &*wanted) };
+    let (opened, shared, wanted) = unsafe {
+        (
+            Opened::of((*queue).context),
+            &*queue.cast::<Shared>(),
+            &*wanted,
+        )
+    };
+    if let Err(errno) = opened.check() {
+        return errno;
+    }
     let entry = shared.process.arena().receives(shared.index);
     if wanted.srq_limit > entry.capacity.load(Ordering::Relaxed) {
         return libc::EINVAL;

@@ -18,6 +18,7 @@ use super::shared::Shared;
 use super::short_puts::ShortPuts;
 use super::stream::{Received, Stream};
 use super::transfers::Transfers;
+use crate::transport::Traffic;
 use crate::transport::credits::{Credits, Ledger};
 use crate::transport::matching::Matching;
 use crate::transport::posts::PeerState;
@@ -150,6 +151,20 @@ impl Peer {
                 .any(|r| r.chunk.is_some() || r.holds_sealed())
     }
 
+    /// What is under way between this rank and it.
+    pub fn traffic(&self) -> Traffic {
+        let mut rails = self.rails.iter();
+        let is_moving = self.has_output()
+            || self.incoming.are_coming()
+            || !self.gets.is_empty()
+            || rails.any(|rail| rail.body.is_some() || !rail.unacked.is_empty());
+        match (is_moving, self.has_transfers()) {
+            (true, _) => Traffic::Moving,
+            (false, true) => Traffic::Held,
+            (false, false) => Traffic::Idle,
+        }
+    }
+
     /// Whether it has bytes of this rank to get that lie in this rank's memory.
     pub fn has_transfers(&self) -> bool {
         !self.transfers.is_empty()
@@ -160,10 +175,10 @@ impl Peer {
         self.stream.is_sent()
     }
 
-    /// Whether it is to be connected although it takes and sends nothing now, so that lost rails
-    /// are settled.
+    /// Whether it is to be connected although it takes and sends nothing now: for posts that wait,
+    /// or so that lost rails are settled.
     pub fn is_to_be_connected(&self) -> bool {
-        self.rails.is_unsettled() || self.reach.is_to_be_opened()
+        self.rails.is_unsettled() || self.reach.is_to_be_opened() || self.reach.is_asked_for()
     }
 
     /// It has a connection from now on; true where this was awaited.

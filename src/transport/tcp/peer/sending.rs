@@ -71,6 +71,10 @@ impl Peer {
         // Its places are few and its messages short: there is room whatever else waits.
         if class != URGENT_CLASS {
             self.has_room()?;
+            if self.rails.is_empty() && self.reach.lacks_first() {
+                // A short one would be over, and wait for polls of a rank that has other work.
+                return Err(PostError::WouldBlock);
+            }
         }
         let total = source.len_bytes() as u64;
         if total <= u64::from(shared.limits.small_bytes_max) {

@@ -29,7 +29,7 @@ impl Peer {
         token: u64,
         shared: &mut Shared,
     ) -> Result<(), PostError> {
-        self.outbox.check_room()?;
+        self.check_room(shared)?;
         let id = self.changes.begin(result, token)?;
         let (compare, operand) = what.operands();
         let record = Record::Change {

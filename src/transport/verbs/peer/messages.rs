@@ -18,6 +18,12 @@ impl Peer {
         self.credits.backlog(tag_class(tag))
     }
 
+    /// Whether a message of it is waited for; those that may come at any time do not count.
+    pub fn awaits_message(&self) -> bool {
+        let mut tags = self.matching.posted_tags();
+        tags.any(|tag| tag_class(tag) != URGENT_CLASS)
+    }
+
     /// The first message that waits and is meant: the peer, its tag and its header.
     pub fn find(&self, is_meant: &mut dyn FnMut(u64, u64) -> bool) -> Option<(Rank, u64, u64)> {
         self.matching.find(self.rank, is_meant)
@@ -65,8 +71,13 @@ impl Peer {
         }
     }
 
-    /// A short message lies in a slot.
-    pub(super) fn handle_message(
+    /// A message of this tag's class was sent without the ring.
+    pub fn note_sent_by_letter(&mut self, tag: u64) {
+        self.credits.note_sent(tag_class(tag));
+    }
+
+    /// A short message lies in a slot, or in a letter.
+    pub fn handle_message(
         &mut self,
         (tag, header): (u64, u64),
         source: View,
@@ -130,7 +141,7 @@ impl Peer {
 
     fn count_match(&mut self, tag: u64, shared: &mut Shared) {
         self.credits.count_match(tag_class(tag));
-        if self.is_match_due(tag_class(tag)) {
+        if !self.pair.is_unused() && self.is_match_due(tag_class(tag)) {
             self.mark(shared);
         }
     }

@@ -12,6 +12,7 @@ mod sending;
 
 use super::device::Registered;
 use super::gets::Get;
+use super::greeting::Had;
 use super::inbox::Inbox;
 use super::incoming::IncomingMessages;
 use super::link::{Link, Then, What};
@@ -20,14 +21,14 @@ use super::pair::{Fault, Pair};
 use super::record::{Record, SLOT_BYTES};
 use super::regions::{Regions, Target};
 use super::shared::Shared;
-use super::transfers::{self, Transfers};
+use super::transfers::{self, Transfer, Transfers};
 use crate::error::Result;
 use crate::memory::{Region, View};
-use crate::transport::credits::{Counts, Credits};
+use crate::transport::credits::Credits;
 use crate::transport::matching::Matching;
 use crate::transport::posts::PeerState;
 use crate::transport::requests::Requests;
-use crate::transport::{Event, Outcome};
+use crate::transport::{Event, Outcome, Traffic};
 use crate::types::Rank;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub struct Peer {
     is_expected: bool,
     /// It has been told to the caller that posts are taken.
     is_told: bool,
+    /// It has said that it leaves in good order.
+    is_leaving: bool,
     pair: Pair,
     outbox: Outbox,
     inbox: Inbox,
@@ -73,6 +76,7 @@ impl Peer {
             is_dirty: false,
             is_expected: false,
             is_told: false,
+            is_leaving: false,
             pair: Pair::new(),
             outbox: Outbox::new(slots),
             inbox: Inbox::new(slots),
@@ -84,11 +88,6 @@ impl Peer {
             regions: Regions::default(),
             changes: Requests::default(),
         }
-    }
-
-    #[inline]
-    pub fn rank(&self) -> Rank {
-        self.rank
     }
 
     #[inline]
@@ -106,16 +105,20 @@ impl Peer {
         self.state = PeerState::Open;
     }
 
-    /// Makes the memory of both rings, which this rank itself does without.
+    /// Makes the memory of both rings, unless that was done.
     pub fn make_rings(&mut self, shared: &Shared) -> Result<()> {
+        if self.inbox.has_memory() {
+            return Ok(());
+        }
         let make = || {
             let bytes = shared.sizes.slots as usize * SLOT_BYTES;
             let region = Arc::new(Region::private(bytes)?);
             // A record is read when its arrival is told, which no device lets anything overtake.
             Registered::region(region, &shared.rails, false).map(Arc::new)
         };
-        self.inbox.set_memory(make()?);
-        self.outbox.set_staging(make()?);
+        let (inbox, staging) = (make()?, make()?);
+        self.inbox.set_memory(inbox);
+        self.outbox.set_staging(staging);
         Ok(())
     }
 
@@ -166,12 +169,28 @@ impl Peer {
         self.mark(shared);
     }
 
-    /// Whether everything that was posted has left and arrived.
+    /// Whether everything that was posted has left and arrived. What was under way when its queue
+    /// pair ended has not, as far as is known.
     pub fn is_idle(&self) -> bool {
-        self.outbox.waiting_count() == 0
+        self.outbox.is_clear()
+            && self.pair.is_settled()
             && self.transfers.queued_count() == 0
             && self.outbox.is_posted()
             && self.pair.links().all(Link::is_idle)
+    }
+
+    /// What is under way between this rank and it.
+    pub fn traffic(&self) -> Traffic {
+        let is_moving = !self.pair.links().all(Link::is_idle)
+            || !self.gets.is_empty()
+            || !self.changes.is_empty()
+            || !self.incoming.is_empty()
+            || !self.transfers.iter().all(Transfer::is_offered);
+        match (is_moving, self.is_idle() && !self.has_transfers()) {
+            (true, _) => Traffic::Moving,
+            (false, false) => Traffic::Held,
+            (false, true) => Traffic::Idle,
+        }
     }
 
     /// Whether it has bytes of this rank to get, or to be got, that lie in this rank's memory.
@@ -201,8 +220,14 @@ impl Peer {
         }
     }
 
+    /// Whether it has said that it leaves in good order, so that all that it has sent has come.
+    pub fn is_leaving(&self) -> bool {
+        self.is_leaving
+    }
+
     /// The peer leaves, and has had this many positions.
     pub fn handle_leaving(&mut self, received: u64, shared: &mut Shared) {
+        self.is_leaving = true;
         for (position, then) in self.pair.confirm(received) {
             self.follow(position, then, shared);
         }
@@ -212,6 +237,10 @@ impl Peer {
     pub fn handle_ended_links(&mut self, ended: Vec<What>, shared: &mut Shared) {
         for what in ended {
             match what {
+                // The peer has said so before its device did.
+                What::Position(position, then) if position < self.outbox.consumed() => {
+                    self.follow(position, then, shared);
+                }
                 What::Position(position, then) => self.pair.keep_unsettled(position, then),
                 What::Piece {
                     transfer,
@@ -242,10 +271,15 @@ impl Peer {
         self.go_on_with_gets(shared);
     }
 
-    /// What this rank says of what has come, in a proposal: positions and matches.
-    pub fn tell_in_proposal(&mut self) -> (u64, Counts) {
+    /// What this rank says of what has come, in a proposal.
+    pub fn tell_in_proposal(&mut self) -> Had {
         self.inbox.tell();
-        (self.inbox.received(), self.credits.tell())
+        let received = self.inbox.received();
+        Had {
+            received,
+            untold: self.outbox.untold_count(received),
+            matched: self.credits.tell(),
+        }
     }
 
     /// The peer's ring is here from now on, and the first rail with a queue pair leads to it;
@@ -260,6 +294,7 @@ impl Peer {
 
     /// Both sides can receive: everything goes on.
     pub fn go_up(&mut self, shared: &mut Shared) {
+        self.outbox.note_reached();
         for transfer in self.incoming.transfers() {
             self.push_grant(transfer, shared);
         }
@@ -269,6 +304,11 @@ impl Peer {
             self.push(Record::Nothing, View::empty(), None, shared);
         }
         self.mark(shared);
+        self.tell_connected(shared);
+    }
+
+    /// Tells the caller, once, that posts are taken.
+    pub fn tell_connected(&mut self, shared: &mut Shared) {
         if !std::mem::replace(&mut self.is_told, true) {
             shared.ends.push(Event::Connected(self.rank));
         }

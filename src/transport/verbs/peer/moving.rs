@@ -111,8 +111,7 @@ impl Peer {
             Some(registered) => (registered, view.offset(), None),
             // Only gets come here without: they need no more than a page (clause 10).
             None => {
-                let page = shared.bounce();
-                let page = page.map_err(|e| PostError::invalid(e.to_string()))?;
+                let page = shared.bounce()?;
                 (page, 0, Some(view))
             }
         };
@@ -195,7 +194,10 @@ impl Peer {
         let bytes_max = piece_bytes(transfer.total, count, most);
         let window = window_bytes(bytes_max, most);
         let has_room = |link: &&Link| {
-            link.has_room() && link.pieces < PIECES_UNDER_WAY && link.outstanding_bytes < window
+            transfer.memory.is_on(link.rail)
+                && link.has_room()
+                && link.pieces < PIECES_UNDER_WAY
+                && link.outstanding_bytes < window
         };
         let open = self.pair.links().filter(has_room);
         // Atomic operations are atomic only among those of one device.

@@ -3,7 +3,7 @@
 use super::Peer;
 use crate::kernel;
 use crate::memory::{RegionKey, View};
-use crate::transport::credits::Counts;
+use crate::transport::verbs::greeting::Had;
 use crate::transport::verbs::link::{Then, What};
 use crate::transport::verbs::record::{
     HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, Told, VALUE_MASK,
@@ -189,9 +189,10 @@ impl Peer {
         self.resolve_all(RegionKey(key), shared);
     }
 
-    /// Tells the peer of a region of this rank, unless it was told.
+    /// Tells the peer of a region of this rank, unless it was told. A peer without queue pairs is
+    /// not connected for that: it asks where it needs the region.
     pub fn export(&mut self, key: RegionKey, shared: &mut Shared) -> Result<(), PostError> {
-        if self.regions.is_exported(key) {
+        if self.regions.is_exported(key) || self.pair.is_unused() {
             return Ok(());
         }
         if self.outbox.waiting_count() > 0 {
@@ -319,24 +320,24 @@ impl Peer {
 
     /// The queue pairs are no more, and the peer has had this many positions: what had come is
     /// over, the rest begins again.
-    pub fn settle(
-        &mut self,
-        received: u64,
-        matched: Counts,
-        shared: &mut Shared,
-    ) -> Result<(), String> {
-        let count = (self.outbox).newly_consumed(received as u32 & VALUE_MASK)?;
+    pub fn settle(&mut self, had: &Had, shared: &mut Shared) -> Result<(), String> {
+        let count = (self.outbox).newly_consumed(had.received as u32 & VALUE_MASK)?;
+        let received = self.outbox.consumed() + count;
         for (position, then) in self.pair.settle(received) {
             self.follow(position, then, shared);
         }
-        for _ in 0..count {
+        for _ in u64::from(had.untold)..count {
             self.pop_position(shared);
         }
-        self.credits.handle_all_told(matched);
-        let (lost, again) = self.outbox.rewind();
+        self.credits.handle_all_told(had.matched);
+        let (lost, again) = self.outbox.rewind(received);
         shared.counts.positions_again += again;
         for (id, offset, bytes) in lost {
-            self.transfers.give_back_end(id, offset, bytes);
+            if !self.transfers.give_back_end(id, offset, bytes) {
+                return Err(String::from(
+                    "its device has acknowledged the end of a long message and failed before that came to it",
+                ));
+            }
         }
         Ok(())
     }

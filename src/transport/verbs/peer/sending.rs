@@ -57,6 +57,16 @@ impl Peer {
         self.is_free() && self.outbox.is_posted() && self.pair.lead_link().is_some_and(is_open)
     }
 
+    /// Whether an ordinary post finds room; the first of all begins the connection.
+    #[inline]
+    pub(super) fn check_room(&mut self, shared: &mut Shared) -> Result<(), PostError> {
+        let room = self.outbox.check_room();
+        if room.is_err() && self.pair.is_unused() {
+            self.mark(shared);
+        }
+        room
+    }
+
     /// Lets what a post has added leave: at once where nothing else is under way or waits,
     /// otherwise together with what follows, with the next poll. It tells counters, so that it is
     /// not called while a record is handled.
@@ -95,7 +105,7 @@ impl Peer {
         let is_short = total <= INLINE_BYTES_MAX;
         // Its places are few and its messages short: there is room whatever else waits.
         if class != URGENT_CLASS || !is_short {
-            self.outbox.check_room()?;
+            self.check_room(shared)?;
         }
         if is_short {
             let bytes = total as u32;
@@ -131,7 +141,7 @@ impl Peer {
         if shared.settings.has_plain_words && self.put_plainly(source, to, token, shared) {
             return Ok(());
         }
-        self.outbox.check_room()?;
+        self.check_room(shared)?;
         let bytes = source.len_bytes() as u64;
         if bytes > INLINE_BYTES_MAX as u64 {
             let range = (to.key, to.offset);
@@ -237,7 +247,14 @@ impl Peer {
     }
 
     /// A slow look: makes a completion of words that have none, and tells what may wait until now.
+    /// A peer whose message is waited for is to be connected, so that its death is seen.
     pub fn look_slowly(&mut self, shared: &mut Shared) {
+        if self.pair.is_unused() {
+            if self.awaits_message() {
+                self.mark(shared);
+            }
+            return;
+        }
         self.queue_telling(shared);
         if self.inbox.look_slowly() {
             self.mark(shared);
@@ -261,7 +278,7 @@ impl Peer {
         token: u64,
         shared: &mut Shared,
     ) -> Result<(), PostError> {
-        self.outbox.check_room()?;
+        self.check_room(shared)?;
         let range = (from.key, from.offset);
         if self.get_at_once(range, (destination, token), None, shared) {
             return Ok(());
@@ -279,7 +296,7 @@ impl Peer {
         token: u64,
         shared: &mut Shared,
     ) -> Result<(), PostError> {
-        self.outbox.check_room()?;
+        self.check_room(shared)?;
         let range = (word.key, word.offset);
         if self.get_at_once(range, (result, token), Some(atomic), shared) {
             return Ok(());
