@@ -43,20 +43,28 @@ def mean_of(calls: Calls, tensor: torch.Tensor) -> Any:
 
 
 class _Buckets:
-    """The buckets of a DDP module in registered memory, where torch can move them there."""
+    """The buckets of a DDP module in registered memory."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
         self._calls = calls_of(group)
         # The addresses of buckets that were moved.
         self._moved: set[int] = set()
-        self._can_move = hasattr(torch._C.StorageBase, "_swap_data_ptr_")
+        # Where torch cannot move a bucket: registered memory for its copy, by the bucket's index.
+        self._copies: dict[int, torch.Tensor] = {}
+        self._can_swap = hasattr(torch._C.StorageBase, "_swap_data_ptr_")
 
     def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         tensor: torch.Tensor = bucket.buffer()
-        if self._can_move and tensor.data_ptr() not in self._moved:
-            self._move(tensor)
-        return mean_of(self._calls, tensor).then(lambda done: tensor)
+        if self._can_swap:
+            if tensor.data_ptr() not in self._moved:
+                self._move(tensor)
+            return mean_of(self._calls, tensor).then(lambda done: tensor)
+        own = self._copies.get(bucket.index())
+        if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
+            own = self._copies[bucket.index()] = empty(tensor.shape, dtype=tensor.dtype, group=self._group)
+        own.copy_(tensor)
+        return mean_of(self._calls, own).then(lambda done: tensor.copy_(own))
 
     def _move(self, tensor: torch.Tensor) -> None:
         """Moves a bucket, and all views of it, to registered memory."""
@@ -73,8 +81,8 @@ _REGISTERED: weakref.WeakKeyDictionary[Any, _Buckets] = weakref.WeakKeyDictionar
 def register(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
     """Puts the buckets of a DDP module into registered memory, so that its allreduces copy nothing.
 
-    It takes the place of the module's communication hook. torch can move buckets from about 2.12 on. Older versions
-    keep them where they are: copying them to registered memory and back costs more than it saves.
+    It takes the place of the module's communication hook. Before torch 2.12 or so buckets cannot be moved, and are
+    copied to registered memory and back.
     """
     if ddp in _REGISTERED:
         return
