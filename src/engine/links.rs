@@ -208,36 +208,53 @@ impl Links {
         Ok(p.control.is_some() >= store_signals && p.window.is_some() >= mapped)
     }
 
-    /// Stores or sends a flag line to a peer; false: no room now, try again.
+    /// Stores or sends a flag line to peers, and counts them in `done`; false: no room now, try
+    /// again with the others. Those whose lines are stores are woken after all stores: a wake-up
+    /// waits for the stores before it, which then go out side by side.
     #[inline(always)]
-    pub fn signal(&mut self, peer: Rank, sequence: u64, lane: Lane, line: &Line) -> Result<bool> {
+    pub fn signal(
+        &mut self,
+        peers: &[Rank],
+        (sequence, lane): (u64, Lane),
+        line: &Line,
+        done: &mut u16,
+    ) -> Result<bool> {
         let offset = self.layout.line(sequence, lane, self.rank);
-        if let Some(control) = self.peers[peer as usize].control {
+        for &peer in peers {
+            let Some(control) = self.peers[peer as usize].control else {
+                // Signals are stores to all peers or to none.
+                return self.send_lines(peers, sequence, (line, offset), done);
+            };
             line.store(control, offset);
-            self.transport.notify_signal(peer);
-            return Ok(true);
         }
-        self.send_line(peer, sequence, (line, offset))
+        self.transport.notify_signals(peers);
+        *done += peers.len() as u16;
+        Ok(true)
     }
 
     /// As [`Links::signal`], where signals are puts. It is not inlined, so that those that are
     /// stores have the registers.
     #[inline(never)]
-    fn send_line(
+    fn send_lines(
         &mut self,
-        peer: Rank,
+        peers: &[Rank],
         sequence: u64,
         (line, offset): (&Line, usize),
+        done: &mut u16,
     ) -> Result<bool> {
         let staging = self
             .control
             .part(self.layout.message(self.ranks), CACHE_LINE_BYTES);
         line.emit(staging);
-        match self.put(peer, staging, offset) {
-            // The peer has done the operation and left: it needs no signal.
-            Err(_) if self.has_done(peer, Some(sequence)) => Ok(true),
-            put => put,
+        for &peer in peers {
+            match self.put(peer, staging, offset) {
+                Ok(true) => *done += 1,
+                // The peer has done the operation and left: it needs no signal.
+                Err(_) if self.has_done(peer, Some(sequence)) => *done += 1,
+                put => return put,
+            }
         }
+        Ok(true)
     }
 
     /// Tells a peer how many operations this rank has retired; false: no room now. A store does not

@@ -46,9 +46,10 @@ pub trait Signals {
     /// Wakes a peer that sleeps.
     fn notify(&mut self, peer: Rank);
 
-    /// Wakes a peer for which a signal was stored, with the last of those that it wants.
-    fn notify_signal(&mut self, peer: Rank) {
-        self.notify(peer);
+    /// Wakes peers for each of which a signal was stored, each with the last of those that it
+    /// wants.
+    fn notify_signals(&mut self, peers: &[Rank]) {
+        peers.iter().for_each(|&peer| self.notify(peer));
     }
 
     /// Wakes a peer for which a count was stored, unless it waits for signals only.

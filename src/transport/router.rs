@@ -422,10 +422,6 @@ impl Signals for Router {
         self.to(peer).notify(peer);
     }
 
-    fn notify_signal(&mut self, peer: Rank) {
-        self.to(peer).notify_signal(peer);
-    }
-
     fn notify_of_count(&mut self, peer: Rank) {
         self.to(peer).notify_of_count(peer);
     }

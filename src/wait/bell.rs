@@ -39,6 +39,13 @@ impl Bell {
     #[inline]
     pub fn wake_when(&self, is_wanted: impl FnOnce() -> bool, also: impl FnOnce()) {
         fence(Ordering::SeqCst);
+        self.wake_after_fence(is_wanted, also);
+    }
+
+    /// As [`Bell::wake_when`], for a caller that has made a sequentially consistent fence since it
+    /// stored: one fence serves many bells.
+    #[inline]
+    pub fn wake_after_fence(&self, is_wanted: impl FnOnce() -> bool, also: impl FnOnce()) {
         let sleeping = kernel::word32(&self.sleeping, 0);
         if sleeping.load(Ordering::Relaxed) != 0 && is_wanted() {
             also();

@@ -48,12 +48,12 @@ impl SpinTime {
     }
 
     /// Number of polls between two looks at the clock, since a look costs as much as several polls.
-    /// It is small if ranks seem to share cores, because each poll then may hold up a peer.
+    /// It is 1 if ranks seem to share cores, because each poll then may hold up a peer: with 4, an
+    /// allreduce of 8 bytes by 32 ranks on 2 cores takes a quarter longer.
     pub fn polls_per_look(&self) -> u32 {
-        if self.get().as_nanos() as u32 > SPIN_NS_MAX / 4 {
-            32
-        } else {
-            4
+        match self.get().as_nanos() as u32 > SPIN_NS_MAX / 4 {
+            true => 32,
+            false => 1,
         }
     }
 

@@ -56,14 +56,10 @@ impl Driver {
             signature: round.program.signature,
             payload,
         };
-        for &peer in peers {
-            if !self.links.signal(peer, sequence, to.lane, &line)? {
-                return Ok(false);
-            }
-            *done += 1;
-            self.moved = true;
-        }
-        Ok(true)
+        let before = *done;
+        let told = (self.links).signal(peers, (sequence, to.lane), &line, done);
+        self.moved |= *done > before;
+        told
     }
 
     pub fn binding_of(&self, round: &Round) -> Binding {

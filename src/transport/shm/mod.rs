@@ -51,7 +51,7 @@ use regions::PeerRegions;
 use segment::Segment;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use watch::Watched;
 
 /// A region of this rank and the peers that know it.
@@ -409,9 +409,13 @@ impl Signals for ShmTransport {
     }
 
     #[inline]
-    fn notify_signal(&mut self, peer: Rank) {
-        if let Some(segment) = &self.peers[peer as usize].segment {
-            segment.wake_by_signal();
+    fn notify_signals(&mut self, peers: &[Rank]) {
+        // For the bells of all: `Segment::wake_by_signal` makes none.
+        fence(Ordering::SeqCst);
+        for &peer in peers {
+            if let Some(segment) = &self.peers[peer as usize].segment {
+                segment.wake_by_signal();
+            }
         }
     }
 

@@ -151,10 +151,11 @@ impl Segment {
     }
 
     /// Wakes the owner if the signal that the caller has stored is the last of those that it wants.
+    /// The caller has made a sequentially consistent fence since.
     #[inline]
     pub fn wake_by_signal(&self) {
         self.bell
-            .wake_when(|| self.quota.count(), || self.raise_alarm());
+            .wake_after_fence(|| self.quota.count(), || self.raise_alarm());
     }
 
     /// Wakes the owner for something that the caller has stored and that is no signal: not an owner
