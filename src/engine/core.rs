@@ -327,6 +327,21 @@ impl Engine {
         }
     }
 
+    /// Takes and handles all that has arrived. A message of the engine itself meets a receive only
+    /// when the one before it has been handled, so several polls may be needed: of a peer that has
+    /// left, the last of its messages may be the cause of a failure.
+    #[cold]
+    pub(super) fn take_all_events(&mut self) {
+        loop {
+            let transport = self.driver.links.transport.as_mut();
+            transport.poll(self.now, &mut self.events);
+            if self.events.is_empty() {
+                return;
+            }
+            self.handle_events();
+        }
+    }
+
     /// Handles the events at hand. Nearly all are completions of messages of rounds. The steps that
     /// a message lets start run at once, which is faster than leaving them to
     /// [`Engine::run_rounds`].
