@@ -51,14 +51,14 @@ pub struct Engine {
     /// No later one starts.
     pub(super) undecided: Option<u64>,
     pub(super) staged: Staged,
-    /// Per peer: how many sends to it and receives from it pairwise rounds have numbered.
+    /// Per peer: how many sends to it, and how many receives from it, pairwise rounds have had.
     pub(super) pair_counts: Vec<(u64, u64)>,
     pub(super) tagged: Tagged,
     pub(super) failing: Failing,
     pub(super) leaving: Leaving,
     pub(super) suspect: Option<Suspect>,
     pub(super) notices: Notices,
-    /// When the slow part is due again.
+    /// When [`Engine::drive_slow`] is due again.
     slow_at: Time,
 }
 
@@ -121,8 +121,8 @@ impl Engine {
         self.events = events;
         if is_ready == Ok(true) {
             // A peer that has all it needs may have left before this rank was ready. Its messages
-            // are handled before its leave: one of them may name another rank, because of which it
-            // has left.
+            // are handled before its leave, because one of them may name another rank as the cause
+            // of that leave.
             self.now = now;
             self.config.window_bytes = self.driver.links.window_bytes;
             for (peer, tag) in std::mem::take(&mut self.driver.links.unmatched) {
@@ -172,7 +172,8 @@ impl Engine {
         self.driver.links.transport.next_timeout()
     }
 
-    /// Registers a region. [`RegionKey::NONE`]: peers would map it, and it is not shared memory.
+    /// Registers a region. Where peers would map a region that is not shared memory, this returns
+    /// [`RegionKey::NONE`] instead.
     pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {
         // A rank that takes and frees memory all the time may never wait long enough for
         // `drive_slow`, so freed regions are released here, too.
@@ -264,8 +265,8 @@ impl Engine {
     /// From now on signals wake it only when as many have come as are needed to move anything. With
     /// `is_idle`, signals do not wake it at all; without it, this ends when a round begins.
     pub fn want_signals(&mut self, is_idle: bool) {
-        // A number of one is announced, too: the retirement counts of peers wake only ranks that
-        // have announced none.
+        // A number of 1 is announced, too, because the retirement counts of peers wake every rank
+        // that has announced no number.
         let wanted = match self.signals_wanted() {
             1.. if is_idle => SIGNALS_NEVER,
             wanted => wanted,
@@ -328,8 +329,8 @@ impl Engine {
     }
 
     /// Takes and handles all that has arrived. A message of the engine itself meets a receive only
-    /// when the one before it has been handled, so several polls may be needed: of a peer that has
-    /// left, the last of its messages may be the cause of a failure.
+    /// when the one before it has been handled, so several polls may be needed. The last message of
+    /// a peer that has left may tell the cause of a failure.
     #[cold]
     pub(super) fn take_all_events(&mut self) {
         loop {

@@ -235,8 +235,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs a step as far as it goes. The functions for parts are not inlined, so that the loop
-    /// stays small.
+    /// Runs a step as far as it goes. The functions of the longer kinds of steps are not inlined,
+    /// so that the loop stays small.
     #[inline(always)]
     fn run_step(&mut self, round: &mut Round, step: StepId) -> Stepped {
         let what = &round.program.steps[step as usize];

@@ -149,7 +149,7 @@ impl Engine {
             return self.fail(Error::Mismatch { sequence, detail }, true);
         }
         // A peer that is further on may have called another operation under the number of the one
-        // that this rank is in. It compares the two before it has every answer and gives up.
+        // that this rank is in. This rank asks it in turn: so it finds that before it gives up.
         let oldest = self.rounds.all().next();
         let oldest = oldest.and_then(|r| Some((r.sequence()?, r.program.signature.0)));
         if let Some((sequence, signature)) = oldest.filter(|&(own, _)| own < query.sequence) {
@@ -350,7 +350,7 @@ impl Engine {
         }
     }
 
-    /// Carries over to each task when its rounds last made progress.
+    /// Notes for each task when its rounds last made progress.
     fn note_moves(&mut self) {
         for round in self.rounds.all() {
             let task = &mut self.tasks[round.task];
@@ -476,7 +476,8 @@ impl Engine {
         let of_receive = || self.awaited_by_receive(task);
         let mut missing = round.map_or_else(of_receive, |round| self.driver.awaited(round));
         if missing.is_empty() {
-            // The operation cannot start before those that have ended least have ended more.
+            // The operation cannot start before the ranks that have ended the fewest operations
+            // have ended more.
             let ended = |rank: &Rank| suspect.answers[*rank as usize].as_ref().map(|a| a.ended);
             let least = self
                 .driver

@@ -60,7 +60,7 @@ pub struct Links {
     control_key: RegionKey,
     window: View,
     window_key: RegionKey,
-    /// Of one slot. Final when all peers are connected.
+    /// Bytes of one window slot. Final when all peers are connected.
     pub window_bytes: usize,
     peers: Vec<Peer>,
     /// By rank; none before [`Links::connect`].
@@ -209,8 +209,8 @@ impl Links {
     }
 
     /// Stores or sends a flag line to peers, and counts them in `done`; false: no room now, try
-    /// again with the others. Those whose lines are stores are woken after all stores: a wake-up
-    /// waits for the stores before it, which then go out side by side.
+    /// again with the others. Peers to which it is stored are woken after the last store, because a
+    /// wake-up waits for the stores before it: so all stores are under way together.
     #[inline(always)]
     pub fn signal(
         &mut self,
@@ -232,8 +232,8 @@ impl Links {
         Ok(true)
     }
 
-    /// As [`Links::signal`], where signals are puts. It is not inlined, so that those that are
-    /// stores have the registers.
+    /// As [`Links::signal`], where signals are puts. It is not inlined, so that it uses no
+    /// registers where signals are stores.
     #[inline(never)]
     fn send_lines(
         &mut self,
@@ -317,8 +317,8 @@ impl Links {
         Some(signature)
     }
 
-    /// Whether a peer sent its latest signal from the core on which this rank runs: while this rank
-    /// looks for its next one, the peer cannot send it.
+    /// Whether a peer sent its latest signal from the core on which this rank runs. Such a peer
+    /// cannot send its next signal while this rank looks for it.
     #[inline]
     pub fn is_beside(&self, peer: Rank) -> bool {
         self.core != 0 && self.peers[peer as usize].core == self.core
@@ -372,8 +372,8 @@ impl Links {
     }
 
     /// Sends a control message, and wakes the peer; false: no room now. There is always room for
-    /// the news of a failure, which is told once: questions and answers, which are repeated, leave
-    /// half of the places that a peer keeps for control messages.
+    /// the news of a failure, which is told once: questions and answers, which are repeated, take
+    /// at most half of the places that a peer keeps for control messages.
     pub fn send_control(&mut self, peer: Rank, message: &ControlMessage) -> bool {
         let is_talk = matches!(message.kind, ControlKind::Query | ControlKind::Status);
         if is_talk && self.transport.backlog(peer, tag::control()) >= URGENT_MESSAGES / 2 {

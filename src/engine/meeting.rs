@@ -66,8 +66,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a receive with a tag that waits for its message, alone; false: it has met one, or is
-    /// something else. `is_wanted`: its result is still asked for.
+    /// Cancels a receive with a tag that waits for its message; other operations go on. Returns
+    /// false if it has met its message, or if the task is something else.
     pub fn cancel_receive(&mut self, id: TaskId) -> bool {
         if self.result(id).is_some() || !self.tagged.forget(id.index) {
             return false;
@@ -115,7 +115,7 @@ impl Engine {
         self.start_round(task, RoundId::Tagged(message.first), self.now);
     }
 
-    /// Ends the receives whose senders have all left. What those had sent has come before.
+    /// Ends the receives whose senders have all left. All that those had sent has arrived.
     pub(super) fn fail_receives_of_left(&mut self) {
         if self.tagged.is_idle() || self.failing.cause.is_some() {
             return;

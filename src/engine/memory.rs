@@ -25,7 +25,7 @@ pub struct PeerBuffers {
 /// The memory of a round.
 #[derive(Debug)]
 pub struct Memory {
-    /// What steps read and write, by the numbers of the program.
+    /// What steps read and write: a view for each part of the program.
     views: Vec<View>,
     /// Per buffer: the caller's whole view, or the buffer's memory.
     pub buffers: Vec<View>,
@@ -170,8 +170,8 @@ impl Memory {
         slot.part(self.window_offsets[buffer.0 as usize] + start, bytes)
     }
 
-    /// Whether some of the caller's memory is not registered, so that peers may read it where it
-    /// lies.
+    /// Whether some of the caller's memory is not registered. A transport may let peers read such
+    /// memory where it lies.
     pub fn is_unregistered(&self) -> bool {
         let is_bare = |view: &View| !view.is_empty() && !view.key().is_some();
         self.buffers.iter().any(is_bare)

@@ -8,9 +8,9 @@
 //! * Any number of tasks may be under way; at most [`crate::limits::OPERATION_SLOTS`] collective
 //!   rounds are, and the others wait in order.
 //! * Where a schedule reaches peers' buffers, the first signals of its round say of each rank
-//!   whether its buffers are registered. If some are not, all ranks see it and repeat the call by
-//!   staging it, and they stage the next calls like it at once (`staged.rs`). Until a rank knows
-//!   this of a round it starts no later collective, so that all ranks number rounds alike.
+//!   whether its buffers are registered. If some are not, all ranks repeat the call by staging it,
+//!   and stage the next calls like it at once (`staged.rs`). Until a rank knows whether a round is
+//!   to be repeated, it starts no later collective, so that all ranks number rounds alike.
 //! * A schedule becomes a [`Prepared`] once, laid out flat, and a program (`program.rs`) once for
 //!   all calls that are alike: what each step does to which elements. One loop (`driver.rs`) runs
 //!   the steps that may run; a step that is not yet possible is parked and tried again.

@@ -13,18 +13,18 @@ const _: () = assert!(HISTORY as u64 >= 2 * OPERATION_SLOTS);
 pub struct Numbers {
     /// The number of the next one.
     pub next: u64,
-    /// Calls that may be repeated at once so far: the number of the latest.
+    /// How many `AtOnce` calls have been prepared, which is the number of the latest.
     pub calls: u64,
     /// Collectives that this rank has retired, without gaps.
     retired: u64,
     is_retired: [bool; OPERATION_SLOTS as usize],
-    /// One more than the latest retired collective that used signals, of each slot and of all: 0
-    /// for none.
+    /// 1 plus the number of the latest retired collective that used signals, of each slot and of
+    /// all; 0: there is none.
     signalled: [u64; OPERATION_SLOTS as usize],
     last_signalled: u64,
     /// The count of retired collectives that the peers were last told, or did not need to be told.
     pub published: u64,
-    /// The least retired count of the peers at the last look.
+    /// The lowest retired count of all peers, as last seen.
     pub retired_by_all: u64,
     history: [(u64, Signature); HISTORY],
 }
@@ -56,8 +56,7 @@ impl Numbers {
         (of == sequence).then_some(signature)
     }
 
-    /// A collective has ended, which used signals or only messages; returns how many have, without
-    /// gaps.
+    /// Notes that a collective has ended. Returns how many have ended, without gaps.
     pub fn retire(&mut self, sequence: u64, uses_signals: bool) -> u64 {
         let slot = (sequence % OPERATION_SLOTS) as usize;
         if uses_signals {
@@ -71,10 +70,10 @@ impl Numbers {
         self.retired
     }
 
-    /// Whether a quarter of the slots has been retired since the peers were last told a count, and
-    /// some of it used signals: nobody waits for the end of the others. If so, the caller tells
-    /// them the new one. A peer that is ahead by less than the other slots is never held up, and to
-    /// tell all peers costs a quarter of what it would after every operation.
+    /// Whether the caller is to tell the peers the count of retired collectives. It is due when a
+    /// quarter of the slots has been retired since the last time and some of these collectives used
+    /// signals: peers wait for no others. A peer that is ahead by less than the other slots is
+    /// never held up, and telling costs a quarter of what it would cost after every operation.
     pub fn is_publishing_due(&mut self) -> bool {
         if self.retired - self.published < OPERATION_SLOTS / 4 {
             return false;

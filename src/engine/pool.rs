@@ -1,8 +1,9 @@
 //! [`Pool`]: registered memory that the engine gives to rounds and takes back. It is for scratch
 //! buffers, and for copies of chunks that are sent from unregistered memory.
 //!
-//! Peers only read it (they fetch messages from it). A piece comes back after the last completion
-//! of a post that uses it, so it may be used again.
+//! Peers reach it only for messages: they may fetch those that are sent from it, and write those
+//! that are received in it. A piece comes back after the last completion of a post that uses it, so
+//! it may be used again.
 
 use crate::error::Result;
 use crate::memory::{Region, View};

@@ -6,8 +6,8 @@
 //!
 //! - The task of a round holds its buffers ([`TaskCall::keep`]) until the round has ended; a call
 //!   on slices borrows them and returns after its round. A round that ends well ends after its last
-//!   completion. One that fails cancels its receives (`fault.rs`) before buffers and slices go
-//!   back.
+//!   completion. One that fails cancels its receives (`fault.rs`, `leaving.rs`) before buffers and
+//!   slices go back.
 //! - The transport holds what is registered with it. After a failure it reads and writes nothing
 //!   else: sends from other memory are copied when posted, or read by the peer (clause 18).
 //! - Control memory is registered, and nobody makes references to it.

@@ -129,7 +129,7 @@ pub struct Prepared {
     /// Whether ranks reach each other's inputs or outputs, so that all must be registered. It is a
     /// property of the algorithm: this rank itself may reach no peer's.
     pub reaches_buffers: bool,
-    /// Steps on lane 0: those that tell where memory is, and whether it is registered.
+    /// How many steps are on lane 0: these tell where memory is, and whether it is registered.
     pub arrivals: u32,
     /// Whether the schedule stages through windows, so that a large call must be cut into segments.
     pub uses_windows: bool,
@@ -137,10 +137,10 @@ pub struct Prepared {
     pub uses_scratch: bool,
     /// Whether it sends or receives.
     pub has_messages: bool,
-    /// Whether some buffers are the caller's others, which peers do not reach.
+    /// Whether some buffers are the caller's besides input and output: peers reach none of them.
     pub has_others: bool,
     /// Whether a repeated call may find some of its buffers elsewhere: windows, scratch buffers and
-    /// the caller's others.
+    /// the caller's besides input and output.
     pub moves_memory: bool,
     /// Scratch buffers through which long messages go a few chunks at a time.
     pub(super) rings: Vec<ChunkRing>,
@@ -345,7 +345,7 @@ impl Prepared {
 }
 
 /// How a round begins: which steps may run, and how many dependencies keep each of the others from
-/// starting. `holds`: whether a dependency does.
+/// starting. `holds`: whether a dependency keeps its step from starting.
 fn start(schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
     let mut start = Start::default();
     for (id, step) in (0..).zip(&schedule.steps) {

@@ -126,13 +126,13 @@ pub struct Program {
     pub dtype: DataType,
     pub op: ReduceOp,
     pub segment: Segment,
-    /// What steps read and write, by the number of its view.
+    /// What steps read and write. The view of a part has the number of that part.
     pub parts: Vec<Part>,
     /// The peers of all signals.
     peers: Vec<Rank>,
     /// Bytes of scratch memory that it needs.
     pub scratch_bytes: usize,
-    /// The call at once that has these arguments, by its number; 0: none is known to have them.
+    /// The number of the `AtOnce` call that has these arguments; 0: none is known to have them.
     pub call_number: u64,
     /// The arguments from which the rest was resolved.
     arguments: Option<Arguments>,
@@ -168,8 +168,8 @@ impl Program {
         }
     }
 
-    /// Takes up `count` elements of a call, from `offset` on. Returns false if that is what the
-    /// program did last, on the same memory of the caller.
+    /// Takes up a part of a call: how many elements, and from which on. Returns false if that is
+    /// what the program did last, on the same memory of the caller.
     #[inline]
     pub fn take_up(
         &mut self,
@@ -183,7 +183,7 @@ impl Program {
             part_elements: call.arguments.count,
             offset,
         };
-        // Empty slices are not compared: on nothing, the C library's vector code takes 70 ns.
+        // Empty slices are not compared, because the C library takes 70 ns to compare no bytes.
         let has_same_slots = match call.slots {
             [] => self.slots.is_empty(),
             slots => self.slots == slots,
@@ -203,8 +203,8 @@ impl Program {
         true
     }
 
-    /// As [`Program::take_up`], where something differs: `is_known` and `is_same_part` say what
-    /// does not.
+    /// As [`Program::take_up`], where something differs. `is_known`: the schedule and the slots do
+    /// not. `is_same_part`: the part does not.
     #[inline(never)]
     fn take_up_other(
         &mut self,
@@ -429,7 +429,8 @@ impl Program {
         })
     }
 
-    /// Where an element lies in its buffer, and how many of the wanted ones follow it there.
+    /// Where element `start` lies in its buffer, and how many of the `want` elements from it on are
+    /// contiguous there.
     #[inline(always)]
     pub fn position_of(&self, buffer: BufferId, start: u64, want: u64) -> (u64, u64) {
         match self.is_plain {

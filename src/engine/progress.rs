@@ -7,8 +7,7 @@
 //! that they overlap *piecewise*: a step that cannot go on waits for one earlier step at a time,
 //! until that one has processed as many elements as it needs.
 //!
-//! An edge is touched about twice in a round, however many steps there are: the builder leaves out
-//! edges that others imply.
+//! The builder leaves out edges that others imply, so there are few edges to look at.
 
 use super::prepared::{Edge, Prepared, PreparedStep, Span};
 use super::step_state::{MORE, NONE, Stage, StepProgress, StepState};
@@ -220,7 +219,7 @@ impl Progress {
         let mut is_prefix = true;
         for edge in &prepared.edges[(first + met) as usize..end as usize] {
             match self.limit_of(edge) {
-                // Edges that were met at the beginning of the list are not looked at again.
+                // An edge that is met is not looked at again, if all before it are met, too.
                 None => met += u32::from(is_prefix),
                 Some(may) => {
                     is_prefix = false;

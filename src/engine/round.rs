@@ -55,8 +55,8 @@ pub struct Round {
     /// Steps on lane 0 that have completed.
     pub arrivals: u32,
     pub progress: Progress,
-    /// Steps that could not be run yet: waits whose signals have not all come, and what a full
-    /// queue holds up.
+    /// Steps to try again: waits whose signals have not all come, posts that a full queue refused,
+    /// copies and reductions that could not go on.
     pub parked: Vec<StepId>,
     pub program: Program,
     pub memory: Memory,
@@ -94,7 +94,7 @@ impl Round {
     pub fn take_up(&mut self, call: &RoundCall<'_>, part: (u64, u64), sizes: (u32, usize)) -> bool {
         let is_new = (self.program).take_up(&mut self.progress, call, part, sizes);
         if is_new {
-            // Room for everything now, so that no later round of the call allocates.
+            // All steps get room now, so that no later round of the call allocates.
             self.parked.reserve(call.prepared.steps.len());
         }
         is_new
@@ -117,8 +117,8 @@ impl Round {
         (self.is_redirected, self.arrivals, self.lost) = (false, 0, None);
     }
 
-    /// A step has done all it does. The steps that may start now are queued, but for one that is
-    /// perhaps returned, to be run next.
+    /// A step has done all it does. The steps that may start now are queued. One of them may be
+    /// returned instead, to be run next ([`Progress::process`]).
     #[inline(always)]
     pub fn end_step(&mut self, step: StepId) -> StepId {
         self.progress.process(&self.program.prepared, step)
@@ -154,8 +154,8 @@ impl Round {
         self.progress.has_ready() || !self.parked.is_empty() || self.has_ended()
     }
 
-    /// Whether a step only has to be tried again, without a new signal, or the round only has to be
-    /// ended.
+    /// Whether there is something to do that needs no new signal: a step to run or to try again, or
+    /// the end of the round.
     pub fn has_runnable(&self) -> bool {
         let mut parked = self.parked.iter();
         self.progress.has_ready() || parked.any(|&step| !self.is_wait(step)) || self.has_ended()
@@ -182,7 +182,7 @@ impl Round {
         }
     }
 
-    /// Whether this rank knows of all memory that the round may reach whether it is registered.
+    /// Whether this rank knows if all memory that the round may reach is registered.
     pub fn is_decided(&self) -> bool {
         let prepared = &self.program.prepared;
         self.is_redirected || !prepared.reaches_buffers || self.arrivals == prepared.arrivals

@@ -1,15 +1,15 @@
-//! [`Staged`]: the calls that some rank has made on memory that is not registered. Ranks do not try
-//! in vain to reach their buffers again.
+//! [`Staged`]: the calls that some rank has made on memory that is not registered. Ranks look here,
+//! so that they do not try in vain to reach the buffers of such a call again.
 //!
 //! No rank knows before a call whether the others' memory is registered, and to find out takes an
 //! exchange of signals: a third to all of the time of a short operation. But all ranks learn it
-//! from the same round, and a training step repeats its calls. So the ranks stage a call that they
-//! had to repeat at once the next [`CALLS_STAGED`] times. Then they try to reach its buffers again.
+//! from the same round, and a training step repeats its calls. So if ranks had to repeat a call,
+//! they stage the next [`CALLS_STAGED`] calls like it without a trial, and then try again.
 //!
 //! At the start of a round this state must be the same on every rank, or two ranks would run
-//! different algorithms. Only two events change it: the start of a round, and rounds start in the
-//! order of the calls; and the end of a round that is to be repeated, before which no rank starts a
-//! later one.
+//! different algorithms. Two events change it. One is the start of a round, and rounds start in the
+//! order of the calls. The other is the end of a round that is to be repeated, and no rank starts a
+//! later round before that.
 
 use super::signature::Signature;
 
@@ -53,7 +53,7 @@ impl Staged {
         }
     }
 
-    /// The next call like this starts and is staged: counts it.
+    /// Counts a call like this, which starts now and is staged.
     pub fn count(&mut self, signature: Signature) {
         debug_assert!(self.holds(signature));
         self.places[place_of(signature)].1 -= 1;

@@ -36,9 +36,9 @@ pub struct Failing {
 pub struct Leaving {
     /// The first collective that cannot end any more, and the rank whose leave is the cause.
     pub first: Option<Left>,
-    /// What of that this rank has last told the others.
+    /// What `first` was when this rank last began to tell it to the others.
     pub told: Option<Left>,
-    /// Peers that are still to be told of it.
+    /// Peers that are still to be told of `told`.
     pub untold: Vec<Rank>,
     pub given_up: GivenUp,
     /// This rank has begun to leave: its transport is telling the peers.
@@ -49,7 +49,7 @@ pub struct Leaving {
 /// so they are kept as long as the engine.
 #[derive(Default)]
 pub struct GivenUp {
-    // Boxed, as they were while they ran.
+    // Boxed, because running rounds are: their boxes move here.
     #[allow(clippy::vec_box)]
     pub rounds: Vec<Box<Round>>,
     pub calls: Vec<TaskCall>,

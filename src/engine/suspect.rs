@@ -22,7 +22,7 @@ pub struct Suspect {
 /// What a peer answers.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Operations that it has started, and ended.
+    /// How many operations it has started, and how many of them have ended.
     pub started: u64,
     pub ended: u64,
     pub text: String,

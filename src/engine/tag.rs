@@ -5,7 +5,8 @@ const COLLECTIVE: u64 = 0;
 const PAIRWISE: u64 = 1;
 const CONTROL: u64 = crate::transport::URGENT_CLASS as u64;
 const NOTICE: u64 = 3;
-/// Messages with tags of the user, with a bit more than notices: their arrival is told.
+/// Messages with tags of the user. They have the kind of notices and one more bit, because of which
+/// the transport tells their arrival.
 const TAGGED: u64 = 0b111 << 61;
 const USER_TAG_SHIFT: u32 = 29;
 const TAGGED_NUMBER_BITS: u32 = USER_TAG_SHIFT - CHUNK_BITS;
@@ -16,7 +17,7 @@ const SEQUENCE_BITS: u32 = 24;
 const KIND_SHIFT: u32 = 62;
 
 const _: () = assert!(crate::transport::tells_arrival(TAGGED));
-// Numbers that are under way at once are told apart by half of the numbers there are.
+// Numbers wrap, so those that are under way at once must be fewer than half of all numbers.
 const _: () = assert!(crate::limits::TAGGED_UNMATCHED < 1 << (TAGGED_NUMBER_BITS - 1));
 const _: () = assert!(CHUNK_BITS + MESSAGE_BITS + SEQUENCE_BITS <= KIND_SHIFT);
 // A ring sends 2 (P - 1) messages to one peer.
@@ -58,25 +59,25 @@ pub fn pairwise(number: u64, chunk: u32) -> u64 {
         | (u64::from(chunk) & mask(CHUNK_BITS))
 }
 
-/// The tag of the first chunk of the n-th message with a tag of a pair. Those of the others are
-/// [`of_message`] of it.
+/// The tag of the first chunk of a pair's n-th message with a tag of the user. [`of_message`] gives
+/// the tags of its other chunks.
 pub fn tagged(user_tag: u32, number: u64) -> u64 {
     let number = number & mask(TAGGED_NUMBER_BITS);
     TAGGED | u64::from(user_tag) << USER_TAG_SHIFT | number << CHUNK_BITS
 }
 
-/// The tag that the user has given a message, of that of its first chunk.
+/// The tag that the user has given a message, from the tag of the message's first chunk.
 pub fn user_tag(first: u64) -> u32 {
     (first >> USER_TAG_SHIFT) as u32
 }
 
-/// How far the message with this first chunk is after the one with this number. A number before it
-/// is very far after it.
+/// How many messages after the one with this number the message with this first chunk comes. If it
+/// comes before that one, the result is very large.
 pub fn tagged_distance(first: u64, number: u64) -> u64 {
     (first >> CHUNK_BITS).wrapping_sub(number) & mask(TAGGED_NUMBER_BITS)
 }
 
-/// This tag, if it is that of the first chunk of a message with a tag of the user.
+/// Returns this tag if it is that of the first chunk of a message with a tag of the user.
 pub fn tagged_first(tag: u64) -> Option<u64> {
     (tag >> 61 == TAGGED >> 61 && tag & mask(CHUNK_BITS) == 0).then_some(tag)
 }
@@ -178,7 +179,7 @@ impl Token {
         Token::Step { round, step, chunk }
     }
 
-    /// The chunk number at or after `done` that a token's chunk stands for.
+    /// The first chunk number from `done` on that a token's chunk may stand for.
     pub fn full_chunk(token: u32, done: u32) -> u32 {
         done + ((token.wrapping_sub(done)) & mask(TOKEN_CHUNK_BITS) as u32)
     }

@@ -2,10 +2,10 @@
 //!
 //! A rank numbers its messages with tags to each peer. The transport tells the receiver of each
 //! one that comes ([`tells_arrival`](crate::transport::tells_arrival)), and the receiver takes them
-//! up in the order of these numbers. A message meets the receive that waits longest of those for
-//! its tag and its sender; a receive meets the message that waits longest. Until then a receive is
-//! known to this list alone, so that one of any sender costs no more than others, and one that is
-//! cancelled loses nothing.
+//! up in the order of these numbers. A message meets the receive that has waited longest of those
+//! for its tag and its sender; a receive meets the message that has waited longest. Until then the
+//! transport does not know of the receive. So a receive from any rank costs no more than others,
+//! and cancelling a receive loses no message.
 
 use super::prepared::Prepared;
 use super::tag;
@@ -113,13 +113,13 @@ impl Tagged {
         }
     }
 
-    /// Whether a receive waits for its message.
+    /// Whether no receive waits for its message.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// The receives that wait for their messages.
+    /// How many receives wait for their messages.
     pub fn waiting_count(&self) -> usize {
         self.waiting.len()
     }
@@ -135,7 +135,7 @@ impl Tagged {
         waiting.find(|(of, _)| *of == task).map(|(_, it)| it)
     }
 
-    /// Forgets a receive that waits; false: it does not.
+    /// Forgets the receive of a task; false: the task has none that waits for its message.
     pub fn forget(&mut self, task: usize) -> bool {
         let at = self.waiting.iter().position(|(of, _)| *of == task);
         at.and_then(|at| self.waiting.remove(at)).is_some()
@@ -146,7 +146,7 @@ impl Tagged {
         self.waiting.clear();
     }
 
-    /// Notes a message that has come; an error: it cannot be.
+    /// Notes a message that has come. Returns an error if no correct peer sends it.
     pub fn note(&mut self, peer: Rank, first: u64) -> std::result::Result<(), String> {
         let ahead = self.distance(peer, first);
         let message = Message {

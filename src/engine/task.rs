@@ -43,7 +43,7 @@ pub struct TaskCall {
     pub slots: Cow<'static, [u64]>,
     /// The buffers of a group's transfers.
     pub others: Vec<View>,
-    /// How long it may make no progress, if not as long as others of the engine.
+    /// How long it may make no progress; `None`: as long as the engine's settings say.
     pub timeout: Option<Duration>,
     /// Input and output, kept and borrowed until the task has ended.
     pub keep: [Option<Kept>; 2],
@@ -63,7 +63,7 @@ impl TaskCall {
         }
     }
 
-    /// The task has ended, as it should if `is_done`.
+    /// The task has ended. `is_done`: it has ended without an error.
     pub(super) fn end(self, is_done: bool) {
         if let (true, Some(at_end)) = (is_done, self.at_end) {
             at_end();
@@ -100,7 +100,7 @@ pub struct Task {
     pub last_moved: Time,
     /// A send or receive with a tag.
     pub(super) transfer: Option<Transfer>,
-    /// What is told of its end.
+    /// The place of a completion queue that is told when it ends.
     place: Option<QueuePlace>,
 }
 
@@ -232,7 +232,7 @@ impl Tasks {
             (Some(reason), Some(call)) => call.fail(reason),
             (Some(_), None) => {}
         }
-        // Last: who takes the completion may use the memory again.
+        // This comes last, because a caller that sees the completion may use the memory again.
         if let (Some(place), State::Done(result)) = (task.place.take(), &task.state) {
             place.end(result.clone(), task.source());
         }

@@ -5,8 +5,8 @@ use super::round::Round;
 use super::tag::RoundToken;
 use std::sync::Arc;
 
-/// Spare rounds up to which a new schedule gets a new round: enough for the few kinds of calls that
-/// a loop makes.
+/// If there are fewer spare rounds than this, a new schedule gets a new round: enough for the few
+/// kinds of calls that a loop makes.
 const SPARE_ROUNDS: usize = 4;
 
 /// The rounds of an engine.
@@ -75,7 +75,7 @@ impl UnderWay {
         self.active.get(index).copied()
     }
 
-    /// A number for the next round.
+    /// The generation of the next round.
     pub fn next_generation(&mut self) -> u32 {
         self.generation = self.generation.wrapping_add(1);
         self.generation
@@ -116,7 +116,8 @@ impl UnderWay {
         removed
     }
 
-    /// A spare round, if possible one that has run this schedule: it may know the call already.
+    /// Takes a spare round, if possible one that has run this schedule and may know the call, or
+    /// makes a new round.
     pub fn take_spare(&mut self, prepared: &Arc<Prepared>) -> Box<Round> {
         let mut rounds = self.spare.iter();
         match rounds.rposition(|round| Arc::ptr_eq(&round.program.prepared, prepared)) {

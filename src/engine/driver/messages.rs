@@ -35,7 +35,7 @@ impl Driver {
             }
             let is_send = plan.kind == StepKind::Send;
             if is_send && round.is_tagged() && chunk > 0 && chunks_done == 0 {
-                // Only the first chunk waits for a receive at the peer.
+                // The first chunk waits at the peer for a receive; the others are sent after that.
                 return Ok(Ran::Part);
             }
             let start = u64::from(chunk) * per_chunk;
@@ -163,7 +163,7 @@ impl Driver {
         if round.order > self.retired {
             tag = match self.turn_of(round, chunk, (peer, number)) {
                 Some(tag) => tag,
-                // The one before it never gets its turn.
+                // The peer takes nothing any more, so this message never gets its turn.
                 None if self.links.gone(peer).is_some() => return Err(PostError::PeerFailed),
                 None => return Err(PostError::WouldBlock),
             };
@@ -190,8 +190,8 @@ impl Driver {
         }
         let tag = tag::of_message(round.tag, number, chunk);
         if round.is_tagged() {
-            // Messages with tags begin in order. Those that have begun find room: the others leave
-            // it to them.
+            // Messages with tags begin in order. They leave room for the later chunks of those that
+            // have begun.
             let head = self.tagged_heads[peer as usize];
             let may_begin = tag::tagged_distance(tag, head) == 0
                 && self.links.transport.backlog(peer, tag) < TAGGED_UNMATCHED;

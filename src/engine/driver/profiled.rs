@@ -50,7 +50,7 @@ impl Driver {
         ran
     }
 
-    /// Notes what a part of a post was, up to now.
+    /// Notes what the time since the last note went to, within a post.
     #[inline]
     pub(super) fn note(&mut self, activity: Activity) {
         if let Some(profile) = &mut self.profile {

@@ -100,8 +100,8 @@ impl Driver {
         Ok(true)
     }
 
-    /// Looks whether the signals of a wait have come; the first signal of a peer also brings its
-    /// registration.
+    /// Looks whether the signals of a wait have come. A peer's signal on lane 0 may also say
+    /// whether its buffers are registered.
     #[inline(never)]
     pub(super) fn wait(
         &mut self,
@@ -183,7 +183,7 @@ impl Driver {
         (self.links).arrived_within(peers[0], sequence, lane, looks)
     }
 
-    /// How often to look for the signals of these peers. Few times, if one of them has not
+    /// How often to look for the signals of these peers: less often if one of them has not
     /// signalled and cannot, because this rank keeps the core that they share.
     fn looks_at(&self, peers: &[Rank], sequence: u64, lane: Lane) -> u32 {
         let links = &self.links;

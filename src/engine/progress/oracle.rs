@@ -126,8 +126,8 @@ fn run(seed: u64) {
         is_processed: vec![false; steps],
         is_complete: vec![false; steps],
     };
-    // Whole steps wait for more than the rules ask: for the whole of each step that they overlap
-    // for some count.
+    // Whole steps wait for more than the rules ask: for all of each step whose range overlaps
+    // theirs at some count, even if not at this one.
     let is_whole = random.chance(0.5);
     let chunks: Vec<u64> = match is_whole {
         true => vec![count.count; steps],
