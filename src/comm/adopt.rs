@@ -19,9 +19,9 @@ impl Communicator {
     /// Makes a [`Buffer`] of `count` elements at `address`, in memory that the caller owns. It
     /// serves C, Python, and trainers that allocate by themselves.
     ///
-    /// If the memory lies inside a registered buffer of this communicator, or of one that it was
-    /// made from or that was made from it, the result is that part of the buffer: it is registered
-    /// and shares the buffer's borrows. Otherwise operations stage the memory.
+    /// If the memory lies inside a registered buffer of this communicator or of another of its
+    /// family (split, duplicate, sibling, rebuild), the result is that part of the buffer: it is
+    /// registered and shares the buffer's borrows. Otherwise operations stage the memory.
     ///
     /// # Safety
     /// The caller keeps `count` elements at `address` mapped, readable and writable, until the last
@@ -31,8 +31,8 @@ impl Communicator {
     /// [`std::slice::from_raw_parts_mut`]).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the address is null or not aligned for `T`, unless `count` is 0,
-    /// for which it is not looked at; [`Error::Forked`].
+    /// [`Error::InvalidArgument`]: the elements do not fit an address space, or the address is null
+    /// or not aligned for `T` (it is not checked if `count` is 0); [`Error::Forked`].
     pub unsafe fn adopt<T: Element>(&self, address: *mut T, count: usize) -> Result<Buffer<T>> {
         self.driving()?;
         if address.is_null() && count > 0 {
@@ -58,10 +58,10 @@ impl Communicator {
     }
 
     /// Registers `bytes` bytes at `address`, in memory that the caller owns, so that operations use
-    /// them where they lie. Each transport registers them once: this one now, that of another
-    /// communicator of the family (split, duplicate, sibling, rebuild) at its first operation on
-    /// them. Not collective: other ranks learn of the memory by the operations that use it, as they
-    /// do of [`Communicator::alloc`]'s.
+    /// them where they lie. The transport of this communicator registers them now; that of another
+    /// communicator of the family (split, duplicate, sibling, rebuild) does so at its first
+    /// operation on them. Not collective: other ranks learn of the memory by the operations that
+    /// use it, as with memory of [`Communicator::alloc`].
     ///
     /// The memory stays registered when the result is dropped, until [`Communicator::deregister`]
     /// or the end of the family. [`Communicator::buffer_at`] and [`Communicator::adopt`] find it by
@@ -74,9 +74,9 @@ impl Communicator {
     /// [`Config::cma`]: crate::Config::cma
     ///
     /// # Safety
-    /// The caller keeps the memory mapped, readable and writable, until a deregistration of it has
-    /// succeeded, or all communicators of the family and all their operations, and all clones and
-    /// ranges of its buffers, are gone. While an operation or a slice uses some of the bytes, no
+    /// The caller keeps the memory mapped, readable and writable, until its deregistration has
+    /// succeeded, or until all communicators of the family, all their operations, and all clones
+    /// and ranges of its buffers are gone. While an operation or a slice uses some of the bytes, no
     /// reference to these exists that would conflict with that use.
     ///
     /// # Examples
@@ -110,10 +110,10 @@ impl Communicator {
     /// [`Communicator::register`] of memory that is mapped from a memfd, from byte `offset` of it
     /// on, so that ranks on this host map it too. The descriptor is duplicated.
     ///
-    /// The memfd has small pages and [`MFD_ALLOW_SEALING`]. Its size is sealed, for good: a peer
-    /// would die of memory that is cut off. After a failure, a rank that was stopped in the middle
-    /// of a store may still write there when it goes on, deregistered or not, because it has the
-    /// pages mapped.
+    /// The memfd has small pages and [`MFD_ALLOW_SEALING`]. Its size is sealed for good: a peer
+    /// that uses pages which were cut off would die. After a failure, a rank that was stopped in
+    /// the middle of a store may still write there when it goes on, even after a deregistration,
+    /// because it has the pages mapped.
     ///
     /// [`MFD_ALLOW_SEALING`]: https://man7.org/linux/man-pages/man2/memfd_create.2.html
     ///
@@ -191,18 +191,17 @@ impl Communicator {
     /// Ends the registration that begins at `address`, in all communicators of the family. When
     /// this has succeeded, nothing of linerate uses the memory, and its owner may unmap it. Buffers
     /// of it that are left stay safe: every use of their elements is an [`Error::InUse`]. Not
-    /// collective, and of any communicator of the family.
+    /// collective; any communicator of the family can do it.
     ///
-    /// An operation that has not ended is not waited for: it is an error, and the memory stays
-    /// registered. Memory of an operation that has failed can be deregistered, and be registered
-    /// anew to be used by a communicator that was rebuilt. Where an operation could not end because
-    /// a rank had left, others may still read the memory, so that it stays registered until the
-    /// family ends.
+    /// It does not wait for an operation that has not ended: this is an error, and the memory stays
+    /// registered. Memory of an operation that has failed can be deregistered, and registered anew
+    /// for a communicator that was rebuilt. If an operation could not end because a rank had left,
+    /// others may still read the memory, so it stays registered until the family ends.
     ///
     /// # Errors
     /// [`Error::InUse`]: an operation or a slice uses some of the memory, or other ranks may still
-    /// read it. [`Error::InvalidArgument`]: no registration begins there, such as after the first
-    /// of two calls; [`Error::Forked`].
+    /// read it. [`Error::InvalidArgument`]: no registration begins there, for example because it
+    /// has been ended already; [`Error::Forked`].
     pub fn deregister(&self, address: *mut u8) -> Result<()> {
         self.driving()?;
         self.inner
@@ -215,7 +214,7 @@ impl Communicator {
 impl CollectiveBuilder<'_> {
     /// Gives it memory that the caller owns: what this rank reads lies at `input`, and what it
     /// writes at `output`. Each is as long as the collective says, and may be null where this rank
-    /// has none. Equal addresses run in place. Otherwise as [`Communicator::adopt`].
+    /// has none. Equal addresses run in place. [`Communicator::adopt`] says how the memory is used.
     ///
     /// ```
     /// use linerate::{Collective, Communicator, Config, DataType, ReduceOp};
@@ -254,8 +253,8 @@ impl CollectiveBuilder<'_> {
     }
 
     /// Runs it on memory that the caller owns, as [`CollectiveBuilder::at`] and
-    /// [`CollectiveBuilder::run`] do. A call of a few bytes is faster, since it takes no share of
-    /// registered memory: nothing tells then that something else uses these bytes.
+    /// [`CollectiveBuilder::run`] do. A call of a few bytes is faster, because it does not look up
+    /// registered memory: nothing then notices if something else uses these bytes.
     ///
     /// # Safety
     /// As [`CollectiveBuilder::at`].

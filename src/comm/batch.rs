@@ -1,4 +1,4 @@
-//! [`Batch`]: several collectives that end as one operation, of which short ones travel together.
+//! [`Batch`]: several collectives that end as one operation. Short ones travel together.
 
 use super::builder::CollectiveBuilder;
 use super::call::Call;
@@ -15,14 +15,15 @@ use crate::types::Collective;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// The longest part of a rank that travels together with others: where ranks map each other's
-/// memory, and else. 64 all-gathers of this length, by 2 ranks on 2 cores, are 1.3 and 1.4 times as
-/// fast in a batch; of twice this length 0.9 and 1.0 times (`tools/speed --only capi` has rows of
-/// it).
+/// Most bytes of one rank's part of a call that travels together with others: where ranks map each
+/// other's memory, and elsewhere. 64 all-gathers of this length, by 2 ranks on 2 cores, are 1.3 and
+/// 1.4 times as fast in a batch; with twice this length, 0.9 and 1.0 times (`tools/speed --only
+/// capi` measures it).
 const PACKED_BYTES_MAX: [u64; 2] = [4 << 10, 16 << 10];
-/// The longest buffer in which they travel. It is copied while the engine is locked.
+/// Most bytes of a buffer in which calls travel together. It is copied back under the engine's
+/// lock.
 const STAGING_BYTES_MAX: u64 = 1 << 20;
-/// Buffers that are kept for the next batches.
+/// How many of these buffers are kept for the next batches.
 const STAGING_KEPT: usize = 4;
 
 /// Several collectives that are started together and end as one operation, like those of MPI or
@@ -39,11 +40,11 @@ impl Communicator {
     /// An empty batch of collectives: give it some, then run or start it. All ranks give the same
     /// ones in the same order.
     ///
-    /// Allreduces, broadcasts, reduces, all-gathers and reduce-scatters of up to 16 KiB a rank (4
-    /// KiB where all ranks share memory) that have one type, operator, root and timeout, and name
-    /// no algorithm, are copied together and travel as one operation. The others are operations of
-    /// their own, and are not copied. A sum of floats may be rounded in another order than alone,
-    /// as it may be by another algorithm.
+    /// Allreduces, broadcasts, reduces, all-gathers and reduce-scatters are short up to 16 KiB a
+    /// rank (4 KiB where all ranks share memory), unless they name an algorithm. Short ones of one
+    /// kind that agree in type, operator, root and timeout are copied together and travel as one
+    /// operation. The others are operations of their own, and are not copied. A sum of floats may
+    /// be rounded in another order than alone, as between two algorithms.
     ///
     /// ```
     /// use linerate::{Collective, Communicator, Config, DataType, ReduceOp};
@@ -80,8 +81,8 @@ impl<'a> Batch<'a> {
         self
     }
 
-    /// How long each may make no progress before the communicator fails, where it does not say so
-    /// itself. Each rank goes by its own.
+    /// How long each member may make no progress before the communicator fails, unless the member
+    /// has a timeout of its own. Each rank goes by its own value.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -260,7 +261,7 @@ fn keep_staging(pool: &Mutex<Vec<RawBuffer>>, memory: RawBuffer) {
 }
 
 /// Borrows the memory of calls of one collective until the operation has ended. Parts of a buffer
-/// that lie one after another are one borrow, as the parameters of a model often do.
+/// that lie one after another, as the parameters of a model often do, become one borrow.
 fn borrow(calls: &[&(Call<'_>, Uses)]) -> Result<Vec<Kept>> {
     let mut uses: Vec<(&RawBuffer, Use)> = Vec::new();
     for side in 0..2 {
@@ -286,7 +287,7 @@ fn borrow(calls: &[&(Call<'_>, Uses)]) -> Result<Vec<Kept>> {
             }
         }
     }
-    // A borrow ends fastest if it is the latest one.
+    // The latest borrow ends fastest, so the latest one comes first.
     kept.reverse();
     Ok(kept)
 }
@@ -296,7 +297,7 @@ fn borrow(calls: &[&(Call<'_>, Uses)]) -> Result<Vec<Kept>> {
 struct Packed {
     rank: usize,
     ranks: usize,
-    /// Of the call's part.
+    /// Bytes of one part of the call.
     bytes: usize,
     staging: View,
     at: usize,
@@ -304,7 +305,7 @@ struct Packed {
 }
 
 impl Packed {
-    /// The copies before and after.
+    /// Adds the copies to make before the call (`into`) and after it (`out_of`).
     fn copies(
         &self,
         call: &Call<'_>,

@@ -35,7 +35,7 @@ pub struct CollectiveBuilder<'a> {
 struct Options {
     send_counts: Vec<u64>,
     receive_counts: Vec<u64>,
-    /// Of lists: first those of the input.
+    /// The segments of lists, those of the input first.
     segments: Vec<Transfer>,
     segment_dtypes: [Option<DataType>; 2],
     algorithm: Option<String>,
@@ -87,7 +87,7 @@ impl Communicator {
 }
 
 impl CollectiveBuilder<'_> {
-    /// The operator of a reducing collective; the others do not look at it. Default: sum.
+    /// The operator of a reducing collective; other collectives ignore it. Default: sum.
     #[inline]
     pub fn op(mut self, op: ReduceOp) -> Self {
         // Steps that only copy are made of reductions, too, and every type has sums.
@@ -135,8 +135,8 @@ impl CollectiveBuilder<'_> {
 
     /// The input as a list, in place of [`CollectiveBuilder::input`]: segment r is what goes to
     /// rank r, or is reduced for it. For an all-to-allv, a reduce-scatterv, and the root of a
-    /// scatterv. Nothing is copied together. Other ranks may give one buffer. The lengths of the
-    /// segments are the counts, if none are given.
+    /// scatterv. The segments are not copied together. Other ranks may give one buffer. If no
+    /// counts are given, the lengths of the segments are the counts.
     ///
     /// ```
     /// use linerate::{Collective, Communicator, Config, DataType, ReduceOp};
@@ -193,8 +193,8 @@ impl CollectiveBuilder<'_> {
         self
     }
 
-    /// How long this one may make no progress before the communicator fails, instead of its
-    /// timeout ([`Communicator::set_timeout`]). Each rank goes by its own.
+    /// How long this collective may make no progress before the communicator fails, instead of the
+    /// communicator's timeout ([`Communicator::set_timeout`]). Each rank goes by its own value.
     #[inline]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);

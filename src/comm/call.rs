@@ -12,7 +12,8 @@ use std::time::Duration;
 pub struct Call<'a> {
     /// The collective.
     pub collective: Collective,
-    /// Elements per rank. Collectives with lengths use `receive_counts` and `send_counts` instead.
+    /// Elements per rank. Collectives with a length per rank have `receive_counts` and
+    /// `send_counts`.
     pub count: u64,
     /// Element type.
     pub dtype: DataType,
@@ -31,8 +32,8 @@ pub struct Call<'a> {
     /// each rank has, equal on all ranks (`AllGatherV`, `GatherV`, `ScatterV`, `ReduceScatterV`).
     /// They lie one after another in the buffer that has all parts.
     pub receive_counts: &'a [u64],
-    /// The sends and receives of a `SendRecv`; or the segments of lists in place of input and
-    /// output, where a segment of the input is sent and one of the output received.
+    /// The sends and receives of a `SendRecv`. Of other collectives, the segments of lists in place
+    /// of input and output: those of the input are sent, those of the output received.
     pub transfers: &'a [Transfer],
     /// Name of the algorithm, the same on all ranks; `None`: the cost model chooses.
     pub algorithm: Option<&'a str>,

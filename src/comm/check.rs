@@ -150,7 +150,8 @@ fn check_segments(
     Ok(())
 }
 
-/// The bytes that a call uses, each with its access. A call in place uses one range, exclusively.
+/// The ranges that a call uses, each with its access. In place, input and output in one allocation
+/// are one exclusive range.
 fn uses_of(call: &Call<'_>, lengths: &Lengths, is_in_place: bool) -> Uses {
     let size = call.dtype.size_bytes();
     let used = |buffer: Option<&RawBuffer>, elements: u64, access| {

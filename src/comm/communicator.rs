@@ -29,12 +29,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// memory anew: a peer that was stopped in the middle of a store may still write into the old
 /// memory.
 ///
-/// A rank whose operations have ended may drop its communicator at any time. It leaves, which is no
-/// failure, and what it has sent counts. Dropping the last handle (operations are handles too)
-/// waits until the peers need nothing of this process any more, at most [`Config::timeout`].
+/// A rank whose operations have ended may drop its communicator at any time. That it leaves is no
+/// failure, and what it has sent still counts. Dropping the last handle (operations are handles
+/// too) waits until the peers need nothing of this process any more, at most [`Config::timeout`].
 /// Usually that takes no time; after a failure, or for a peer that is gone, the drop does not wait.
-/// Operations of other ranks that do not need the rank that has left go on. An operation that needs
-/// it fails with [`Error::Left`], and so does every collective that they start later.
+/// Operations of other ranks go on if they do not need the rank that has left. An operation that
+/// needs it fails with [`Error::Left`], and so does every collective that is started later.
 #[derive(Clone)]
 pub struct Communicator {
     pub(super) inner: Arc<Inner>,
@@ -131,9 +131,9 @@ impl Communicator {
     }
 
     /// Sets how long an operation of this communicator may make no progress before the communicator
-    /// fails on all ranks, with an error that names the missing ranks. It holds for operations
-    /// under way, too. [`Config::timeout`] is the value until then; rebuilding and leaving always
-    /// go by that. From any thread; each rank goes by its own value.
+    /// fails on all ranks, with an error that names the missing ranks. It also holds for operations
+    /// under way. Until it is set, the value is [`Config::timeout`]; rebuilding and leaving always
+    /// go by that one. Any thread may call it; each rank goes by its own value.
     ///
     /// ```
     /// use linerate::{Communicator, Config};
@@ -192,7 +192,7 @@ impl Communicator {
 
     /// Bytes of collectives and groups of transfers so far, on this rank, that were not in
     /// registered memory. Shared memory and verbs stage these, or let peers fetch them through the
-    /// kernel; registered ones are used where they lie. TCP takes both alike.
+    /// kernel; registered ones are used where they lie. TCP treats both alike.
     ///
     /// ```
     /// use linerate::{Communicator, Config, ReduceOp};

@@ -1,5 +1,5 @@
-//! From an engine and the contacts of all ranks to a communicator. Every way to make a communicator
-//! ends here.
+//! Makes a communicator of an engine and the contacts of all ranks. Every way to make a
+//! communicator ends here.
 
 use super::communicator::{Communicator, Inner};
 use super::driving::Driving;
@@ -180,8 +180,8 @@ pub(super) fn connect(
 pub(super) struct Origin {
     pub clock: Clock,
     pub process: ProcessMark,
-    /// The progress thread of its family, which is that of the communicator that it is made from,
-    /// or its own.
+    /// The progress thread of its family: that of the communicator that it is made from, or a new
+    /// one.
     pub thread: Arc<ProgressThread>,
     /// Whether waits on other members of the family drive the new communicator, and waits on it
     /// drive them. False if a thread of its own drives it.

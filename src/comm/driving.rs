@@ -187,7 +187,7 @@ impl Driving {
     }
 
     /// Drives, at most for `limit`, until `has_come`, which the end of an operation of the family
-    /// makes true. With no limit, and in a simulation, it drives once.
+    /// makes true. With a limit of zero, and in a simulation, it drives once.
     pub fn wait_for(&self, limit: Duration, has_come: impl Fn() -> bool) {
         if limit.is_zero() || self.clock.is_virtual() {
             self.drive_then(|_| ());
@@ -428,7 +428,7 @@ impl Member for Driving {
                 }
             }
         }
-        // Without a lock: it runs code of the caller.
+        // No lock is held here, because a waker runs code of the caller.
         ended.into_iter().for_each(Waker::wake);
     }
 

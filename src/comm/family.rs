@@ -1,10 +1,8 @@
-//! [`Family`]: the communicators of a process that move each other, and the one thread that moves
-//! all of them while no caller waits.
+//! [`Family`]: the communicators of a process that are driven together, and the one thread that
+//! drives all of them while no caller waits.
 //!
-//! A thread that waits on one member also drives the others.
-//!
-//! Why: rank 0 starts an operation on A and waits on B, rank 1 waits on A first. Unless rank 0's
-//! wait on B also moves A, neither ends.
+//! A thread that waits on one member also drives the others. Otherwise two ranks could wait for
+//! each other: rank 0 starts an operation on A and waits on B, while rank 1 waits on A first.
 //!
 //! `tests/shuttle.rs` compiles this file against shuttle's locks.
 
@@ -32,11 +30,11 @@ pub(crate) trait Member: Send + Sync {
 }
 
 /// The communicators of one process that come from one another (split, sibling, rebuild). A
-/// communicator that a thread of its own attends to for good is no member.
+/// communicator that has a thread of its own to drive it is no member.
 #[derive(Debug)]
 pub(crate) struct Family {
     clock: Clock,
-    /// Members alive. All that a wait looks at as long as there is one.
+    /// Number of living members. A wait reads only this as long as there is just one.
     members_count: AtomicU32,
     /// Its callers are the threads that wait on any member.
     members: DriverLock<Vec<Weak<dyn Member>>>,
@@ -58,7 +56,7 @@ impl Family {
         self.change(|members| members.push(member));
     }
 
-    /// A member leaves; nothing happens if it is none.
+    /// Removes a member. Does nothing if it is none.
     pub fn leave(&self, member: &dyn Member) {
         self.change(|members| members.retain(|known| !std::ptr::addr_eq(known.as_ptr(), member)));
     }
@@ -67,12 +65,12 @@ impl Family {
         let mut members = self.members.lock();
         members.retain(|known| known.strong_count() > 0);
         change(&mut members);
-        // Relaxed: a hint of whether to look at the list, whose lock orders everything.
+        // Relaxed: it only hints whether to look at the list, whose lock orders everything.
         self.members_count
             .store(members.len() as u32, Ordering::Relaxed);
     }
 
-    /// Whether a member has others to care for.
+    /// Whether there is more than one member.
     #[inline]
     pub fn has_others(&self) -> bool {
         self.members_count.load(Ordering::Relaxed) > 1
@@ -98,9 +96,9 @@ impl Family {
         others.filter(|other| is_other(other, own)).collect()
     }
 
-    /// Whether nothing is under way, as the progress thread asks when it comes to rest. It never
-    /// waits for the list: a thread that has it drives, and may start an operation, for which it
-    /// ends that rest.
+    /// Whether nothing is under way. The progress thread asks this before it rests, and never waits
+    /// for the list: a thread that has the list may start an operation, and then waits until it can
+    /// end this rest.
     fn is_idle(&self) -> bool {
         let Some(members) = self.members.try_lock() else {
             return false;
@@ -110,12 +108,13 @@ impl Family {
         alive.iter().all(|member| member.is_idle())
     }
 
-    /// The caller waits, and drives, until the result is dropped: the progress thread does not.
+    /// Until the result is dropped, the caller waits and drives, and the progress thread does not
+    /// drive.
     pub fn enter(&self) -> crate::wait::Caller<'_> {
         self.members.enter()
     }
 
-    /// Something is under way: the progress thread, if there is one, looks again.
+    /// Ends the rest of the progress thread, if there is one, because something is under way.
     pub fn end_rest(&self) {
         self.members.end_rest();
     }
@@ -142,7 +141,7 @@ fn is_other(member: &Arc<dyn Member>, own: Option<&dyn Member>) -> bool {
 }
 
 /// The progress thread: it drives while no caller waits, and rests while nothing is under way, so
-/// that peers that signal wake it for nothing.
+/// that signals of peers do not wake it for nothing.
 impl Background for Family {
     fn run(&self) {
         let mut patience = Patience::new(&SpinTime::new(usize::MAX, 1));

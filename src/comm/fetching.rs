@@ -1,6 +1,6 @@
-//! Decides how long messages of memory that is not registered reach ranks of the same host: the
-//! peers fetch them out of this rank's address space, or this rank stages them. A measurement
-//! decides when a rank joins, unless the settings say.
+//! Decides how a long message of memory that is not registered reaches a rank of the same host: the
+//! peer fetches it out of this rank's address space, or this rank stages it. Unless the settings
+//! decide it, a rank measures both when it joins.
 //!
 //! The measurement compares how long one rank is busy with a megabyte. Staging copies it twice; if
 //! every rank has a core, the two copies run at the same time on two cores. Fetching copies it
@@ -19,8 +19,9 @@ use crate::wait::Clock;
 const MEASURED_BYTES: usize = 1 << 20;
 /// Messages are cut into chunks of this size by default.
 const PIECE_BYTES: usize = 256 << 10;
-/// The fastest of these passes counts. Of 275 ranks 24 decided otherwise than the rest of their job
-/// with 3 passes, and 6 with 12. Long messages of such a job take half or twice the time.
+/// Number of passes, of which the fastest counts. Of 275 ranks, 24 decided otherwise than the rest
+/// of their job with 3 passes, and 6 with 12. Long messages of such a job take half or twice the
+/// time.
 const PASSES: usize = 12;
 
 /// The settings with `cma` decided, which is then `On` or `Off`; and the reason as text for people.

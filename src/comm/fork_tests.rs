@@ -30,15 +30,15 @@ fn join(rank: u32, job: &str, transport: &str, progress: Progress) -> Communicat
     Communicator::join(rank, 2, job, config).unwrap()
 }
 
-/// All that one rank holds when it forks, and its child then has copies of.
+/// All that one rank holds when it forks. Its child has copies of it.
 struct Held {
     comm: Communicator,
-    /// A communicator with one handle: the child drops the last handle that it has.
+    /// A communicator with one handle, which the child drops.
     only: Option<Communicator>,
     buffer: Buffer<f32>,
     /// The first elements of `buffer`, adopted by their address.
     adopted: Buffer<f32>,
-    /// Memory that nobody frees, registered.
+    /// Registered memory that is never freed.
     registered: Buffer<f32>,
     small: Buffer<f32>,
     plain: Buffer<f32>,
@@ -129,7 +129,7 @@ fn adopt(comm: &Communicator, memory: &Buffer<f32>) -> Result<Buffer<f32>> {
     unsafe { comm.adopt(address, memory.len()) }
 }
 
-/// What it gives with memory by its address, and what it does with that at once.
+/// The errors of `at` and of `run_at` with null addresses.
 #[allow(unsafe_code)]
 fn by_address(made: &CollectiveBuilder<'_>) -> [Option<Error>; 2] {
     let null = std::ptr::null_mut();
@@ -195,8 +195,8 @@ const PLAIN: [&str; 12] = [
     "SparseOptions",
 ];
 
-/// The functions, also those of traits, that users may call on all other types on the first page of
-/// the crate's docs. `tests/public.rs` checks the listing.
+/// The functions, also those of traits, that users may call on all types but [`PLAIN`] on the first
+/// page of the crate's docs. `tests/public.rs` checks the listing from which they are read.
 fn public_functions() -> Vec<String> {
     let listing = include_str!("../../tests/data/public.txt");
     let function = |line: &str| {

@@ -62,13 +62,13 @@ impl Group<'_> {
         self.with(buffer, peer, true)
     }
 
-    /// Adds a receive of as many elements as `buffer` has from rank `peer`.
+    /// Adds a receive from rank `peer` of as many elements as `buffer` has.
     pub fn recv<T: Element>(self, buffer: &Buffer<T>, peer: Rank) -> Self {
         self.with(buffer, peer, false)
     }
 
-    /// How long the group may make no progress before the communicator fails, instead of its
-    /// timeout ([`Communicator::set_timeout`]). Each rank goes by its own.
+    /// How long the group may make no progress before the communicator fails, instead of the
+    /// communicator's timeout ([`Communicator::set_timeout`]). Each rank goes by its own value.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -13,8 +13,8 @@ const THREADS_DERIVED_MAX: usize = 4;
 /// What one of `local_ranks` ranks may use of this host.
 pub(super) fn share_of_host(config: &Config, local_ranks: usize) -> Host {
     // The cores that the affinity mask and the quota of the control group leave to this process. A
-    // rank that is bound to cores of its own has all of them to itself, but its mask looks like one
-    // that all ranks share.
+    // rank that is bound to cores of its own gets too small a share of them, because its mask looks
+    // like one that all ranks share.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Host {
         threads_max: threads_for(config.threads, cores, local_ranks),

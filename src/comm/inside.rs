@@ -10,7 +10,7 @@ pub(crate) struct Inside {
     pub engine: Engine,
     pub plans: Plans,
     pub repeats: Repeats,
-    /// Bytes of calls so far that are not registered.
+    /// Bytes of all calls so far that were not in registered memory.
     pub unregistered_bytes: u64,
 }
 

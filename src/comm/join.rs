@@ -33,19 +33,19 @@ impl Communicator {
         Communicator::join_at(&Place::named(rank, ranks, job)?, config)
     }
 
-    /// Joins a job whose processes already have a way between them, such as torch's `Store`: an
-    /// [`Exchange`] of small values by key. No port and no name of a job is agreed on. Rank 0
-    /// listens on a free port and puts where it is, and each other rank gets that one value; how
-    /// many puts and gets a rank makes does not depend on the number of ranks. Waits until all have
-    /// come, at most the configured timeout.
+    /// Joins a job whose processes can already exchange small values by key, for example through
+    /// torch's `Store`: see [`Exchange`]. The ranks need not agree on a port or on the name of a
+    /// job. Rank 0 listens on a free port and puts its address, and each other rank gets that one
+    /// value; how many puts and gets a rank makes does not depend on the number of ranks. Waits
+    /// until all ranks have come, at most for the configured timeout.
     ///
-    /// `name` is 1 to 200 bytes that all ranks name alike and that no other use of this exchange
-    /// has, as the prefix of torch's `PrefixStore`. Keys begin with `linerate/` and the name. What
-    /// stays in the exchange is one short value.
+    /// `name` has 1 to 200 bytes, is equal on all ranks, and is used only once in this exchange,
+    /// like the prefix of torch's `PrefixStore`. Keys begin with `linerate/` and the name. One
+    /// short value stays in the exchange.
     ///
     /// If no secret is set ([`JobSettings::secret`]), rank 0 makes one and sends it by the
-    /// exchange: who reads the exchange while the ranks meet can join. With one set, nothing secret
-    /// goes there.
+    /// exchange: a process that reads the exchange while the ranks meet can then join. If one is
+    /// set, nothing secret goes there.
     ///
     /// ```
     /// use linerate::options::Exchange;
@@ -94,7 +94,7 @@ impl Communicator {
     /// [`Error::InvalidArgument`]: a rank, a name or a setting that is out of range.
     /// [`Error::Bootstrap`] if a rank cannot take part, with its reason, on all ranks; if ranks do
     /// not come in time; if the exchange returns an error, with the rank, the key and that error;
-    /// if the name was used twice. [`Error::Malformed`] if a key holds anything else.
+    /// if the name was used twice. [`Error::Malformed`] if a key holds what no rank has put there.
     ///
     /// [`JobSettings::secret`]: crate::options::JobSettings::secret
     /// [`Error::InvalidArgument`]: crate::Error::InvalidArgument

@@ -50,7 +50,7 @@ pub struct Operation {
     communicator: Communicator,
     /// The task that it waits for now.
     task: TaskId,
-    /// What else it is.
+    /// Its other tasks, if it has several.
     rest: Option<Box<Rest>>,
     /// Once it is known, the engine has forgotten the task.
     result: Option<Result<()>>,
@@ -59,11 +59,11 @@ pub struct Operation {
     source: Option<Source>,
 }
 
-/// The other tasks of an operation that is several.
+/// The other tasks of an operation that has several.
 struct Rest {
-    /// Last first.
+    /// In reverse order: the next one is the last.
     tasks: Vec<TaskId>,
-    /// The error of one that has ended.
+    /// The error of the first task that failed.
     failure: Option<Error>,
 }
 
@@ -101,7 +101,7 @@ impl Communicator {
 }
 
 impl Operation {
-    /// A task that has been submitted, for its user.
+    /// The operation of a task that has been submitted.
     pub(super) fn new(comm: &Communicator, task: TaskId, source: Option<Source>) -> Operation {
         Operation {
             communicator: comm.clone(),
@@ -113,7 +113,7 @@ impl Operation {
         }
     }
 
-    /// Tasks that end as one; none have ended.
+    /// One operation of all these tasks. It has ended if there are none.
     pub(super) fn of_all(comm: &Communicator, mut tasks: Vec<TaskId>) -> Operation {
         tasks.reverse();
         let first = tasks.pop();
@@ -128,7 +128,7 @@ impl Operation {
         operation
     }
 
-    /// Takes the end of the task that it waits for; true: there is another one to wait for.
+    /// Notes the end of the task that it waits for. Returns true if it now waits for another task.
     fn note(&mut self, ended: Option<Result<()>>) -> bool {
         let Some(result) = ended else {
             return false;
@@ -161,7 +161,7 @@ impl Operation {
     }
 
     /// The result, if there is one; otherwise the progress thread wakes the waker of `context` when
-    /// there is. An error if no progress thread can run.
+    /// there is one. An error if no progress thread can run.
     fn watch(&self, context: &Context<'_>) -> Result<Option<Result<()>>> {
         let driving = self.driving()?;
         let progress = &self.communicator.inner.progress;
@@ -170,8 +170,7 @@ impl Operation {
     }
 
     /// Puts the operation into a queue, once: when it has ended, the queue has a completion with
-    /// the number `user`. The operation may be dropped then. It may also be waited for all the
-    /// same.
+    /// the number `user`. After this call the operation may be dropped, or waited for as well.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the queue is of another family, or the operation is in a queue
@@ -292,7 +291,7 @@ impl Operation {
         self.source.as_ref().and_then(Source::rank)
     }
 
-    /// Ends a receive with a tag that has met no message yet, alone: it fails with
+    /// Cancels a receive with a tag that has met no message yet, and nothing else: it fails with
     /// [`Error::ReceiveCancelled`], and the next receive gets the message that it would have got.
     /// Returns false if there is nothing to cancel: the receive has met a message and goes on, has
     /// ended, or this is another operation.

@@ -15,7 +15,7 @@ pub fn begin_profile(communicator: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// What the time since [`begin_profile`] went to; nothing, if that was not called.
+/// What the time since [`begin_profile`] went to; empty if that was not called.
 ///
 /// # Errors
 /// [`Error::Forked`](crate::Error::Forked).

@@ -18,7 +18,7 @@ pub(super) struct ProgressThread {
 }
 
 impl ProgressThread {
-    /// Of a family without members.
+    /// For a family without members.
     pub fn new(clock: Clock) -> ProgressThread {
         ProgressThread {
             family: Arc::new(Family::new(clock)),
@@ -38,7 +38,7 @@ impl ProgressThread {
     }
 }
 
-/// Whether the progress thread makes the progress of a communicator.
+/// Whether the progress thread drives a communicator.
 pub(super) struct ProgressChoice {
     pub thread: Arc<ProgressThread>,
     setting: Progress,
@@ -66,8 +66,9 @@ impl ProgressChoice {
         }
     }
 
-    /// An operation is being started: starts the thread if the setting asks for it. `Ok(false)`:
-    /// the calls of the application make progress, and this operation is the first to find that.
+    /// Called when an operation is started: begins the thread if the setting asks for it.
+    /// `Ok(false)`: only the calls of the application make progress, and this is the first
+    /// operation to find that.
     #[inline]
     pub fn settle(&self) -> Result<bool> {
         // Relaxed: a thread that reads the old value decides again, with the same result.
@@ -91,8 +92,8 @@ impl ProgressChoice {
         Ok(wants_thread || !is_first)
     }
 
-    /// Begins the thread for what cannot do without it, which `what` says. An error where the
-    /// setting or virtual time forbids it.
+    /// Begins the thread for something that needs it. An error if the setting or virtual time
+    /// forbids a thread; its text begins with `what`.
     pub fn need_thread(&self, what: &str) -> Result<()> {
         if self.setting == Progress::Inline || self.is_virtual {
             return Err(Error::invalid(format!(

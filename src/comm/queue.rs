@@ -1,4 +1,4 @@
-//! [`CompletionQueue`]: many operations are waited for at once.
+//! [`CompletionQueue`]: waits for many operations at once.
 
 use super::communicator::Communicator;
 use super::driving::Driving;
@@ -63,8 +63,8 @@ impl Communicator {
 
 impl CompletionQueue {
     /// Waits until operations have ended, at most `limit`, and returns all that have, first the one
-    /// that has ended first. Empty if none has: with `Duration::ZERO` it drives once and looks, in
-    /// a simulation always.
+    /// that has ended first. The list is empty if none has. With `Duration::ZERO`, and always in a
+    /// simulation, it drives once and looks.
     ///
     /// # Errors
     /// [`Error::Forked`]. Operations that fail are completions, not errors of the wait.
@@ -74,8 +74,8 @@ impl CompletionQueue {
         Ok(ended)
     }
 
-    /// As [`CompletionQueue::wait`], and appends at most `max` completions to a list that the
-    /// caller uses again; returns how many.
+    /// As [`CompletionQueue::wait`], but appends at most `max` completions to a list that the
+    /// caller reuses, and returns how many.
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -93,7 +93,7 @@ impl CompletionQueue {
         Ok(self.completions.take(ended, max))
     }
 
-    /// A place for an operation that these threads drive.
+    /// A place for an operation that `driving` drives, which is of this queue's family.
     pub(super) fn place(&self, driving: &Driving, user: u64) -> Result<QueuePlace> {
         let own = self.communicator.driving()?;
         if !Arc::ptr_eq(driving.family(), own.family()) {
@@ -113,7 +113,8 @@ impl CompletionQueue {
         })
     }
 
-    /// A completion may have come without any event that a thread which waits has slept on.
+    /// Wakes the threads that wait if there is a completion: it may have come without an event that
+    /// they sleep on.
     pub(super) fn wake(&self, driving: &Driving) {
         if self.completions.has_any() {
             driving.family().ring_callers();
@@ -144,8 +145,8 @@ impl CompletionQueue {
     }
 }
 
-/// The place of a step that no thread of the queue's family drives. Dropped, it ends the step as
-/// cancelled.
+/// The place of a step that no thread of the queue's family drives. If it is dropped, the step ends
+/// as cancelled.
 #[derive(Debug)]
 pub(super) struct PlaceApart {
     /// `None`: the step has ended.
@@ -165,7 +166,7 @@ impl PlaceApart {
 impl Drop for PlaceApart {
     fn drop(&mut self) {
         self.place = None;
-        // The threads that wait look at the queue.
+        // The threads that wait wake up and look at the queue.
         self.family.ring_callers();
     }
 }

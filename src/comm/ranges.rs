@@ -17,7 +17,7 @@ use std::sync::Weak;
 /// The registered buffers, by address.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
-    /// By address.
+    /// The key is the address of the first byte.
     known: Mutex<BTreeMap<usize, Known>>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Ranges {
 struct Known {
     bytes: usize,
     owner: Weak<Owner>,
-    /// Its share, if it is memory of the caller.
+    /// The list's own share, if it is memory of the caller.
     kept: Option<Arc<Owner>>,
 }
 
@@ -88,7 +88,7 @@ impl Ranges {
                 "deregistering the memory at {address:#x}: {what}; name the address at which a registration begins"
             )));
         };
-        // Nobody else can use what has no other share. Shares are made under the lock.
+        // Without another share nothing uses it, and none can be made while this lock is held.
         if Arc::strong_count(owner) > 1 {
             owner.borrows.end(0..known[&address].bytes)?;
         }
@@ -124,7 +124,7 @@ impl Ranges {
 pub(super) struct Garbage {
     keys: Mutex<Vec<RegionKey>>,
     pub(super) process: ProcessMark,
-    /// Takes the engine, if the communicator is there, and deregisters all keys.
+    /// Locks the communicator's engine, if that is still there, and deregisters all keys.
     collect: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -137,7 +137,6 @@ impl std::fmt::Debug for Garbage {
 }
 
 impl Garbage {
-    /// `collect` takes the engine of the communicator, if that is there, and deregisters all keys.
     pub fn new(process: ProcessMark, collect: impl Fn() + Send + Sync + 'static) -> Garbage {
         Garbage {
             keys: Mutex::default(),
@@ -147,8 +146,8 @@ impl Garbage {
     }
 
     fn add(&self, key: RegionKey) {
-        // A forked child has copies of buffers. Their registrations belong to the parent, of which
-        // another thread may have held the lock at the fork.
+        // A forked child has copies of buffers. Their registrations belong to the parent, and
+        // another thread of the parent may have held the lock at the fork.
         if key.is_some() && !self.process.is_forked() {
             let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
             keys.push(key);
@@ -171,7 +170,7 @@ pub(super) struct Owner {
     pub(super) region: Option<Arc<Region>>,
     /// The registration in the communicator that allocated or registered it.
     pub(super) registration: Option<Registration>,
-    /// The list that contains it, unless that keeps it.
+    /// The list that it leaves when it is dropped, if there is one.
     pub(super) ranges: Option<Arc<Ranges>>,
     /// The registrations in other communicators that have used it. `None`: all registrations have
     /// ended, and no further one is made.
@@ -182,7 +181,7 @@ pub(super) struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // In a forked child, nobody may ever give the lock back.
+        // This takes no lock: in a forked child, one that was held at the fork is never released.
         let further = self
             .further
             .get_mut()
@@ -208,7 +207,7 @@ impl Owner {
         }
     }
 
-    /// Ends its registrations in all communicators before it returns. Takes their engines.
+    /// Ends its registrations in all communicators before it returns. Locks their engines.
     pub fn end_registrations(&self) {
         let further = {
             let mut further = self.further.lock().unwrap_or_else(PoisonError::into_inner);
@@ -221,7 +220,7 @@ impl Owner {
 }
 
 /// Makes garbage of the registrations of an owner, which has none from then on. Returns those of
-/// other communicators, unless that was done already.
+/// other communicators; `None` if that was done already.
 fn give_up(
     own: &Option<Registration>,
     further: &mut Option<Vec<Registration>>,

@@ -21,7 +21,8 @@ impl Use {
         self.bytes.len()
     }
 
-    /// Takes up another use if it is alike and begins where this one ends.
+    /// Appends another use, if it has the same access and begins where this one ends. Returns
+    /// whether it did.
     pub fn take_up(&mut self, next: &Use) -> bool {
         let follows = self.access == next.access && self.bytes.end == next.bytes.start;
         if follows {
@@ -49,7 +50,7 @@ pub struct RawBuffer {
     view: View,
 }
 
-/// Memory in which short collectives of a batch travel together, between batches.
+/// Memory in which short collectives of a batch travel together, kept between batches.
 pub(super) type Staging = Arc<Mutex<Vec<RawBuffer>>>;
 
 impl RawBuffer {
@@ -85,9 +86,9 @@ impl RawBuffer {
         }
     }
 
-    /// Memory that the caller owns and a communicator has registered. Where the registration has
-    /// no key, the memory is staged there. If some of it is registered already, the registration
-    /// ends.
+    /// Memory that the caller owns and a communicator has registered. If the registration has no
+    /// key, operations stage the memory. If some of the memory is registered already, this is an
+    /// error, and the new registration ends.
     pub(super) fn of_caller(
         region: Arc<Region>,
         (key, garbage): Registration,
@@ -115,8 +116,8 @@ impl RawBuffer {
         })
     }
 
-    /// The part of a registered buffer that the `bytes` bytes at this address are, if they lie
-    /// inside one.
+    /// The `bytes` bytes at this address, as a part of the registered buffer that contains them, if
+    /// there is one.
     pub(super) fn inside(address: usize, bytes: usize, ranges: &Ranges) -> Option<RawBuffer> {
         let (owner, offset) = ranges.find(address, bytes)?;
         let key = owner.registration.as_ref()?.0;
@@ -145,8 +146,8 @@ impl RawBuffer {
     }
 
     /// These bytes with a key of the communicator that has this garbage. At the first use,
-    /// `register` makes the key. Without one, and if the memory was deregistered, the result counts
-    /// as not registered.
+    /// `register` makes the key. If it makes none, or the memory was deregistered, the result
+    /// counts as not registered.
     pub(super) fn moved_to(
         &self,
         garbage: &Arc<Garbage>,
@@ -238,8 +239,8 @@ impl RawBuffer {
         self.borrow(&self.part_used(self.len_bytes(), access), name)
     }
 
-    /// Borrows all of it until the result ends. Only operations that borrow nothing themselves let
-    /// peers reach it meanwhile.
+    /// Borrows all of it until the result ends. A result that is dropped without an end frees the
+    /// bytes, too: they count as memory that peers cannot reach.
     pub(super) fn keep_all(&self, access: Access, name: &'static str) -> Result<Option<Kept>> {
         let held = self.borrow_all(access, name)?;
         Ok(self

@@ -145,7 +145,7 @@ impl<T: Element> Shape<T> {
         }
     }
 
-    /// The elements of one block of `count` elements for each rank.
+    /// How many elements all ranks have together, with `count` elements each.
     fn blocks(&self, count: usize) -> Result<usize> {
         count.checked_mul(self.ranks as usize).ok_or_else(|| {
             Error::invalid(format!(
@@ -155,7 +155,7 @@ impl<T: Element> Shape<T> {
         })
     }
 
-    /// The elements of one block, if there is one for each rank.
+    /// How many elements each rank's block has, if `elements` are one equal block for each rank.
     fn block(&self, elements: usize) -> Result<usize> {
         let ranks = self.ranks as usize;
         if elements.is_multiple_of(ranks) {
@@ -189,7 +189,7 @@ impl<T: Element> Shape<T> {
         })
     }
 
-    /// An error unless `given` elements are `wanted`.
+    /// An error unless as many elements are `given` as are `wanted`.
     fn check(&self, what: &str, given: usize, wanted: usize) -> Result<()> {
         if given == wanted {
             return Ok(());

@@ -12,19 +12,19 @@ const SHOWN_MAX: usize = 16;
 impl Communicator {
     /// A new communicator of some ranks of this one. `members` are their numbers here, and their
     /// order is that of the new ranks. Collective over the members alone: the other ranks do not
-    /// take part, and what it costs does not depend on how many there are. As
+    /// take part, and the cost does not depend on how many others there are. Like
     /// MPI_Comm_create_group and torch's `new_group` with `use_local_synchronization`.
     ///
     /// It uses no connection of this communicator, which may have failed, or have ranks that are
     /// dead or busy. The members meet as in [`Communicator::join_by`], by an [`Exchange`] and a
-    /// `name` of 1 to 200 bytes, which all of them name alike and no other use of the exchange has.
-    /// A member waits for the others at most for the configured timeout, and moves this
-    /// communicator and all of its family meanwhile. Several threads may make several at once.
-    /// Ranks that make several by one thread make them in the same order.
+    /// `name` of 1 to 200 bytes, which is equal on all members and used only once in the exchange.
+    /// A member waits for the others at most for the configured timeout, and drives this
+    /// communicator and all of its family meanwhile. Several threads may make siblings at the same
+    /// time. If one thread makes several, all ranks make them in the same order.
     ///
-    /// The two are one family, as with [`Communicator::split`]: a wait on one also moves the other,
-    /// buffers of one may be used with the other, it has the settings of this one, and it lives on
-    /// when this one is dropped or fails.
+    /// The two are one family, as with [`Communicator::split`]: a wait on one also drives the
+    /// other, and buffers of one may be used with the other. The new one has the settings of this
+    /// one, and goes on when this one is dropped or fails.
     ///
     /// ```
     /// use linerate::options::Exchange;
@@ -70,9 +70,9 @@ impl Communicator {
     /// # Errors
     /// [`Error::InvalidArgument`] before anything is exchanged: `members` is empty, names a rank
     /// twice or one that is not below [`Communicator::ranks`], or does not name the caller; the
-    /// name is out of range; in a simulation. [`Error::Bootstrap`] and [`Error::Malformed`] as
-    /// [`Communicator::join_by`]; ranks in their text are those of the new communicator. This
-    /// communicator is what it was.
+    /// name is out of range; this is a simulation. [`Error::Bootstrap`] and [`Error::Malformed`] as
+    /// [`Communicator::join_by`]; ranks in their text are those of the new communicator. An error
+    /// leaves this communicator as it is.
     pub fn sibling(
         &self,
         members: &[Rank],
@@ -86,7 +86,7 @@ impl Communicator {
         let is_one_host = self.inner.places.is_empty();
         let keys = GroupKeys::new((own, ranks), name, exchange)?.of_members(members, is_one_host);
         let config = &self.inner.config;
-        // Operations of the caller may be under way, and peers may need them to come here.
+        // The caller may have operations under way that must end before peers can make this call.
         let meanwhile = || {
             driving.family().drive(None);
         };
@@ -116,7 +116,8 @@ impl Communicator {
     }
 }
 
-/// The place of a rank among the members; an error if they are no members of `ranks` ranks.
+/// The place of a rank among the members. An error unless they are distinct, below `ranks`, and
+/// contain the rank.
 fn place_among(members: &[Rank], rank: Rank, ranks: u32) -> Result<Rank> {
     let mut sorted = members.to_vec();
     sorted.sort_unstable();

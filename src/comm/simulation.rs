@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Operations are started and tested as usual. A rank cannot wait for one, because
 /// [`Simulation::run`] advances the time of all ranks. Equal options and seeds give equal runs.
 ///
-/// Calls that wait for other ranks return an error: [`Communicator::split`],
+/// Calls that wait for other ranks return an error, such as [`Communicator::split`],
 /// [`Communicator::duplicate`], [`Communicator::rebuild`] and [`Fusion`](super::Fusion).
 /// [`Simulation::run_sparse`] steps a sparse allreduce of all ranks.
 pub struct Simulation {

@@ -134,8 +134,7 @@ fn connect_child(
         }
     }
     let common = connect::connect(&mut engine, &contacts, &driving.clock, || {
-        // The caller may have operations under way that peers need to end before they can make this
-        // call.
+        // The caller may have operations under way that must end before peers can make this call.
         driving.family().drive(None);
     })?;
     Ok((engine, common))

@@ -1,6 +1,6 @@
 //! The four steps of a call: [`check`] it, choose its schedule (`plans.rs`), bind its memory
-//! (`bind.rs`), submit it to the engine. A blocking call that is remembered with this memory skips
-//! the first two, and needs no task if its peers have already called.
+//! (`bind.rs`), submit it to the engine. If a blocking call is remembered with this memory and its
+//! peers have already called, it skips the first two and needs no task.
 
 use super::bind::{self, HeldBoth};
 use super::call::{Call, Transfer};
@@ -91,8 +91,8 @@ impl Driving {
         self.run_as_task(call, limit, inside, held)
     }
 
-    /// Goes on with a call that cannot end at once, or not yet, as a task. `held`: the borrows of a
-    /// remembered call.
+    /// Runs a call as a task, because it cannot end at once or its peers have not called yet.
+    /// `held`: the borrows of a remembered call.
     #[cold]
     fn run_as_task(
         &self,
@@ -197,7 +197,7 @@ impl Driving {
         buffer.moved_to(&self.garbage, |region| self.register(region))
     }
 
-    /// Registers a region, without a key where peers could not map it.
+    /// Registers a region. It gets no key where peers could not map it.
     pub(super) fn register(&self, region: Arc<Region>) -> Result<RegionKey> {
         let mut engine = self.engine();
         self.collect_garbage(&mut engine);

@@ -24,10 +24,10 @@ impl Communicator {
     /// their tags are equal. Each is an operation of its own, which never waits when it is started.
     ///
     /// Messages of one rank with one tag are received in the order in which their sends were
-    /// started, by receives in the order in which those were started. Tags do not hold each other
-    /// up, nor do collectives and [groups](Communicator::group), which never meet a send or receive
-    /// with a tag. The buffer's length is the message's length, which is equal on both sides. A
-    /// rank may send to itself.
+    /// started, by receives in the order in which those were started. Messages with different tags
+    /// do not hold each other up. Neither do collectives and [groups](Communicator::group), which
+    /// never meet a send or receive with a tag. The buffer's length is the message's length, which
+    /// is equal on both sides. A rank may send to itself.
     ///
     /// Up to 48 messages from one rank to another wait for their receives; what is sent after them
     /// waits at the sender, whatever its tag.
@@ -68,8 +68,8 @@ impl Communicator {
 }
 
 impl Tagged<'_> {
-    /// How long each may make no progress before the communicator fails, instead of its timeout
-    /// ([`Communicator::set_timeout`]). Each rank goes by its own.
+    /// How long each of them may make no progress before the communicator fails, instead of the
+    /// communicator's timeout ([`Communicator::set_timeout`]). Each rank goes by its own value.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -85,7 +85,7 @@ impl Tagged<'_> {
         self.start(buffer.raw(), Some(peer), true)
     }
 
-    /// Starts to receive as many elements as `buffer` has from rank `peer`, and returns at once. It
+    /// Starts to receive from rank `peer` as many elements as `buffer` has, and returns at once. It
     /// borrows the buffer until it has ended. [`Operation::cancel_receive`] ends it while no
     /// message has come. Errors: as [`Tagged::start_send`].
     pub fn start_recv<T: Element>(&self, buffer: &Buffer<T>, peer: Rank) -> Result<Operation> {

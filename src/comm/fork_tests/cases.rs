@@ -36,7 +36,7 @@ pub(super) fn cases(held: &mut Held) -> Vec<Case> {
     cases
 }
 
-/// A child asks for nothing.
+/// An exchange that a child must not use.
 struct Unused;
 
 impl Exchange for Unused {
@@ -344,7 +344,7 @@ fn of_sparse(held: &mut Held) -> Vec<Case> {
         let residual = sparse.residual("weight").unwrap();
         residual.as_slice().unwrap()[1]
     };
-    // Residuals are a copy of the process's own, which it may save for example.
+    // The child has its own copy of the residuals, and may save and change it.
     let saved = sparse.save().unwrap();
     let before = first(&sparse);
     let is_scaled = sparse.scale_residuals(2.0).is_ok() && first(&sparse) == 2.0 * before;

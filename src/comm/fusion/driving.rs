@@ -43,7 +43,7 @@ struct Board {
     asleep_until: Option<Option<Time>>,
     report: Option<StepReport>,
     failure: Option<Error>,
-    /// Told when there is a report or a failure.
+    /// The place in a queue that is told when there is a report or a failure.
     place: Option<PlaceApart>,
     /// Whether a thread that drove has panicked. What the service has under way is then unknown.
     has_panicked: bool,
@@ -97,7 +97,7 @@ impl FusionDriving {
         Ok(())
     }
 
-    /// Has a queue told of the end of the step. Returns false if one is told already.
+    /// Has a queue told of the end of the step. Returns false if one is to be told already.
     pub fn notify(&self, queue: &CompletionQueue, user: u64) -> Result<bool> {
         let mut board = self.board();
         if board.place.is_some() {
@@ -118,8 +118,8 @@ impl FusionDriving {
         let caller = self.lock.enter();
         let result = self.drive_as_caller();
         drop(caller);
-        // This look comes after the drop: a caller that announces later sees that no caller drives,
-        // and wakes the thread itself.
+        // The board is read after the drop: a caller that announces later sees that no caller
+        // drives, and wakes the thread itself.
         let board = self.board();
         if board.failure.is_some() || board.has_news() {
             self.lock.end_rest();

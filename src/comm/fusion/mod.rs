@@ -175,8 +175,8 @@ impl Fusion {
     }
 
     /// Says that this rank announces no more tensors in this step. The tensors that are ready are
-    /// then flushed without waiting for more. Call it if the thread does other work before
-    /// [`wait`](Fusion::wait): `wait` ends the backward pass too, and wakes no thread for it.
+    /// then flushed without waiting for more. Call it only if the thread does other work before
+    /// [`wait`](Fusion::wait), which also ends the backward pass, but wakes no thread.
     ///
     /// # Errors
     /// The error that has ended the fusion buffer, if there was one.

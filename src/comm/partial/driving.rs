@@ -36,7 +36,7 @@ pub struct PartialDriving {
 struct State {
     rounds: Rounds,
     failure: Option<Error>,
-    /// Told when a result can be taken, or of the failure.
+    /// The place in a queue that is told when a result can be taken, or of the failure.
     place: Option<PlaceApart>,
 }
 
@@ -99,7 +99,7 @@ impl PartialDriving {
     /// Has a queue told of the next result.
     pub fn notify(&self, queue: &CompletionQueue, user: u64) -> Result<()> {
         let mut state = self.lock.lock();
-        // The queue is told of a failure.
+        // A failure is no error here: the queue is told of it.
         let turned = state.turn(&self.clock);
         if state.place.is_some() {
             return Err(Error::invalid(format!(
@@ -191,7 +191,7 @@ impl PartialDriving {
         Ok(has_begun)
     }
 
-    /// Rounds that have ended here less own steps.
+    /// How many more rounds have ended here than this rank has submitted.
     pub fn lag(&self) -> u64 {
         let mut state = self.lock.lock();
         // A failure is kept for the calls that return it.
@@ -357,7 +357,7 @@ impl Drop for PanicGuard<'_> {
             let mut state = self.0.lock.lock();
             let comm = &state.rounds.comm;
             comm.abort("the thread of a partial allreduce panicked");
-            // Ends it as cancelled: nobody turns any more.
+            // The drop of the place ends it as cancelled, because this thread turns no more.
             state.place = None;
         }
     }

@@ -240,9 +240,9 @@ impl PartialFusion {
         Ok(reports)
     }
 
-    /// Runs one round in every fusion buffer that waits for all ranks and delivers everything that
-    /// is pending on any of them, as [`PartialAllreduce::finish`]. It takes every result that was
-    /// not taken yet: it copies each to the `updates` of its fusion buffer's tensors, and then
+    /// Runs one round in every fusion buffer, as [`PartialAllreduce::finish`] does: it waits for
+    /// all ranks and delivers everything that is pending on any of them. It takes every result that
+    /// was not taken yet: it copies each to the `updates` of its fusion buffer's tensors, and then
     /// calls `visit` with the index of the fusion buffer and the report. Collective, after the same
     /// number of steps on all ranks.
     ///

@@ -177,7 +177,7 @@ impl Memory {
         (0..ranks).map(header).collect()
     }
 
-    /// Makes the result of a round of the contributions of these living ranks: the sum over the
+    /// Makes the result of a round from the contributions of these living ranks: the sum over the
     /// included ones, in the order of the ranks, divided once.
     pub fn conclude(&self, report: &RoundReport, live: &[Rank], place: usize) {
         let result = self.results[place].view();

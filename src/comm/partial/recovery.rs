@@ -68,8 +68,8 @@ impl Rounds {
         Ok(now)
     }
 
-    /// Broadcasts the result and the report of a round from a rank that has them to those that have
-    /// not.
+    /// Broadcasts the result and the report of a round from a rank that has them to those that lack
+    /// them.
     fn fetch(&mut self, round: u64, source: Rank) -> Result<()> {
         let root = (self.members.binary_search(&source)).expect("it lives") as Rank;
         let words = RawBuffer::plain(8 * self.machine.round_words())?;

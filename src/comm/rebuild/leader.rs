@@ -1,4 +1,4 @@
-//! The lowest surviving rank leads a rebuild: what it does.
+//! What the leader of a rebuild does. It is the lowest surviving rank.
 
 use super::Survivor;
 use crate::bootstrap::{Conversation, MeetingPlace, Message};
@@ -36,8 +36,8 @@ pub(super) struct Leader {
 }
 
 impl Survivor<'_> {
-    /// Leads until all members have committed. It also ends if they had done so under a leader that
-    /// died before this rank heard of it.
+    /// Leads until all members have committed. It also ends if they had committed under an earlier
+    /// leader, which died before this rank heard of it.
     pub(super) fn lead(&mut self) -> Result<()> {
         let place = self.reunion.open()?;
         let mut leader = Leader::new(place, self.old.ranks());
@@ -177,8 +177,8 @@ impl Survivor<'_> {
         Ok(false)
     }
 
-    /// Begins a round: every old rank has come or is gone. But first it looks whether a rank that
-    /// is gone had committed and said so before it left.
+    /// Begins a round, since every old rank has come or is gone. But first it looks whether a rank
+    /// that is gone had committed and said so before it left.
     fn begin_round(&mut self, leader: &mut Leader) -> Result<()> {
         if self.is_confirmed() {
             return Ok(()); // The next look finds it.

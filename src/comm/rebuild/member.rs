@@ -1,4 +1,4 @@
-//! What a survivor does that does not lead: it follows the leader.
+//! What a survivor that does not lead does: it follows the leader.
 
 use super::Survivor;
 use crate::bootstrap::{Conversation, Message};

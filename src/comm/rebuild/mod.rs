@@ -19,9 +19,9 @@
 //! out may live, both sides of a cut could go on. Only one side may: the one with more than half of
 //! the ranks, or with half of them and rank 0.
 //!
-//! The leader does not ask members which ranks are gone for them. Every rank tells every other one
-//! that the communicator has failed, and is connected to it for that, so a rank that only one of
-//! them has lost is alive and comes.
+//! The leader need not ask the members which ranks they have lost. Every rank is connected to every
+//! other one, and tells it that the communicator has failed. So a rank that only one member has
+//! lost is alive, hears of the failure and comes.
 
 mod leader;
 mod member;

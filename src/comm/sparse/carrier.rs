@@ -255,7 +255,7 @@ fn places(bytes: impl Iterator<Item = u64>) -> (Vec<(usize, u64)>, usize) {
 }
 
 /// Makes a buffer large enough. It allocates a quarter more than is needed, because sizes vary from
-/// step to step, and not every larger one is to allocate.
+/// step to step, and a slightly larger one is not to allocate again.
 fn reserve(comm: &Communicator, buffer: &mut RawBuffer, bytes: usize) -> Result<()> {
     if buffer.len_bytes() < bytes {
         *buffer = comm.alloc_raw((bytes + bytes / 4).next_multiple_of(4096))?;

@@ -68,7 +68,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Starts the allreduce, unless values are not finite and the policy is not to count them.
+    /// Starts the allreduce, unless values are not finite and the policy is another than `Count`.
     pub(super) fn reduce_dense(&mut self, pending: &mut Pending, not_finite: u64) -> Result<()> {
         pending.result.not_finite += not_finite;
         if not_finite > 0 && self.options.non_finite != NonFinite::Count {
@@ -78,7 +78,7 @@ impl Steps {
         let dense = self.dense.as_ref().expect("a dense step has its buffer");
         if not_finite > 0 {
             self.each_wild(pending.unit, |residual, part, at| {
-                // Such coordinates do not absorb this gradient.
+                // At such coordinates the residual is reduced alone, without this gradient.
                 kernel::store(part, at, kernel::load::<f32>(residual, at));
             });
         }

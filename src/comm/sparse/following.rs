@@ -1,7 +1,7 @@
 //! [`Following`]: how a step that a queue is told of goes on while its caller does something else.
 //!
-//! The step is several operations, one after the other. The thread that drives the family moves it
-//! from one to the next: one that waits for the queue, or the progress thread.
+//! A step consists of several operations, one after another. The thread that drives the family
+//! starts each next one: a thread that waits for the queue, or the progress thread.
 
 use super::state::Steps;
 use crate::comm::driving::Driving;
@@ -13,15 +13,15 @@ use crate::wait::Alarm;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// The steps for their owner. Dropped, it takes them from the threads of the family, which then
-/// never drop the last handle of a communicator while they drive.
+/// The owner's share of the steps. When it is dropped, it takes the steps from the threads of the
+/// family, so that these never drop the last handle of a communicator while they drive.
 pub(super) struct Following {
     shared: Arc<Shared>,
     /// Whether the threads of the family know the steps.
     is_member: bool,
 }
 
-/// The steps for the threads of the family.
+/// What the threads of the family share with the owner of the steps.
 struct Shared {
     process: ProcessMark,
     driving: Arc<Driving>,
@@ -81,7 +81,7 @@ impl Following {
         Ok(())
     }
 
-    /// Nothing is left to follow.
+    /// Takes the steps from the threads of the family, if these know them.
     pub fn leave(&mut self) {
         if std::mem::replace(&mut self.is_member, false) {
             self.shared.driving.family().leave(&*self.shared);
@@ -97,7 +97,7 @@ impl Drop for Following {
         self.leave();
         let steps = &self.shared.steps;
         let steps = steps.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Without the lock: it may end the communicator.
+        // Dropped without the lock, because this may end the communicator.
         drop(steps);
     }
 }
@@ -137,7 +137,7 @@ impl Member for Shared {
     fn wake_watchers(&self) {}
 
     fn is_idle(&self) -> bool {
-        // A step that another thread moves now does not rest.
+        // A step that another thread moves now is not idle.
         let is_followed = |steps: &Option<Steps>| steps.as_ref().is_some_and(Steps::is_followed);
         self.try_lock().is_some_and(|steps| !is_followed(&steps))
     }

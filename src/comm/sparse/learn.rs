@@ -1,8 +1,8 @@
 //! How the ranks learn what steps take. If the algorithm is [`Algorithm::Auto`], measured times
 //! correct those of the cost model.
 //!
-//! Every rank measures other times, but all ranks must choose the same algorithm. So after few of
-//! the steps, at the beginning of the next step, the ranks tell each other their times. In virtual
+//! Every rank measures other times, but all ranks must choose the same algorithm. So the ranks tell
+//! each other their times, after a few of the steps, at the beginning of the next step. In virtual
 //! time nothing is learned, because a rank's own work takes no time there.
 
 use super::state::{Pending, Steps, Task, Unit, Untold};

@@ -6,8 +6,8 @@
 //! tests it until it ends ([`SparseAllreduce::start`], [`SparseAllreduce::test`]). Simulated ranks
 //! need the second way.
 //!
-//! The steps themselves are [`Steps`]. A step that a queue is told of
-//! is also moved by the threads that wait (`following.rs`).
+//! The steps themselves are [`Steps`]. A step that a queue is told of is also moved by the threads
+//! that wait (`following.rs`).
 //!
 //! Read first: `state.rs`, then `step.rs`.
 

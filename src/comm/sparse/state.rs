@@ -37,7 +37,7 @@ pub(super) struct Steps {
     pub(super) pending: ProcessOwned<Option<Pending>>,
     /// What came out of a step that a queue was told of, until it is taken.
     pub(super) ended: Option<Result<SparseResult>>,
-    /// How often a step has gone on.
+    /// Number of turns that all steps have taken so far.
     pub(super) turns: u64,
 }
 
@@ -56,7 +56,7 @@ impl Steps {
         indices.zip(values[range].iter().copied()).collect()
     }
 
-    /// Finds thresholds anew from now on.
+    /// Forgets the thresholds and what steps took. The next steps find them anew.
     pub(super) fn forget_thresholds(&mut self) {
         for unit in &mut self.units {
             unit.selection = LocalSelection::default();

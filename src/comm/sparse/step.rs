@@ -82,7 +82,7 @@ impl Steps {
         result.map(Some)
     }
 
-    /// Whether the step has ended.
+    /// Moves the step until it waits for an operation or has ended. Returns whether it has ended.
     fn advance(&mut self, pending: &mut Pending, is_waiting: bool) -> Result<bool> {
         while pending.unit < self.units.len() {
             if let Some(mut operation) = pending.operation.take() {
@@ -108,7 +108,7 @@ impl Steps {
         }
     }
 
-    /// Moves a step that a queue is told of; whether anything moved.
+    /// Moves a step that a queue is told of. Returns whether anything moved.
     pub(super) fn go_on_for_queue(&mut self) -> bool {
         if !self.is_followed() {
             return false;
