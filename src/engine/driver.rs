@@ -35,8 +35,10 @@ pub struct Host {
     pub is_size_only: bool,
 }
 
-/// What became of a step that was run.
+/// What became of a step that was run. It is as wide as a pointer, so that [`Stepped`] fits two
+/// registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
 enum Ran {
     /// All of it is done.
     Whole,
@@ -214,15 +216,8 @@ impl Driver {
                     round.end_step(step)
                 }
                 Ran::Part => NONE,
-                Ran::NotYet => {
-                    round.parked.push(step);
-                    self.has_work = true;
-                    NONE
-                }
-                Ran::Redirected => {
-                    self.has_work = true;
-                    return Ok(());
-                }
+                _ if self.puts_off(round, step, ran) => NONE,
+                _ => return Ok(()),
             };
             step = match next {
                 NONE => round.progress.next_ready(),
@@ -235,6 +230,18 @@ impl Driver {
         Ok(())
     }
 
+    /// Parks a step that has to be tried again. Returns false if the round is to be repeated
+    /// instead.
+    #[inline(never)]
+    fn puts_off(&mut self, round: &mut Round, step: StepId, ran: Ran) -> bool {
+        self.has_work = true;
+        let is_parked = ran == Ran::NotYet;
+        if is_parked {
+            round.parked.push(step);
+        }
+        is_parked
+    }
+
     /// Runs a step as far as it goes. The functions of the longer kinds of steps are not inlined,
     /// so that the loop stays small.
     #[inline(always)]
@@ -244,10 +251,10 @@ impl Driver {
             &What::Send(Message { view, peer, number }) => {
                 let view = round.memory.view(view);
                 match self.send(round, (step, 0), (peer, number, view)) {
-                    Ok(is_sent) => {
+                    Ok(ran) => {
                         self.note_sent(round, peer);
                         self.moved = true;
-                        Ok(if is_sent { Ran::Whole } else { Ran::Part })
+                        Ok(ran)
                     }
                     Err(error) => Ok(self.refuse(round, peer, error)?),
                 }

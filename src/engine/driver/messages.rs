@@ -4,7 +4,7 @@ use super::{Driver, Ran};
 use crate::engine::pool::Bounced;
 use crate::engine::prepared::StepKind;
 use crate::engine::program::{Message, What};
-use crate::engine::round::Round;
+use crate::engine::round::{Round, RoundId};
 use crate::engine::step_state::NONE;
 use crate::engine::tag::{self, Token};
 use crate::error::{Error, Result};
@@ -57,11 +57,11 @@ impl Driver {
             let posted = match is_send {
                 true => self.send(round, (step, chunk), (peer, number, &view)),
                 false => {
-                    (self.receive(round, (step, chunk), (peer, number, &view))).map(|()| false)
+                    (self.receive(round, (step, chunk), (peer, number, &view))).map(|()| Ran::Part)
                 }
             };
-            let is_sent = match posted {
-                Ok(is_sent) => is_sent,
+            let ran = match posted {
+                Ok(ran) => ran,
                 Err(error) => return self.refuse(round, peer, error),
             };
             self.moved = true;
@@ -75,7 +75,7 @@ impl Driver {
             if is_send && is_noted {
                 self.note_sent(round, peer);
             }
-            if is_sent && self.end_chunk(round, step, chunk) {
+            if ran == Ran::Whole && self.end_chunk(round, step, chunk) {
                 return Ok(Ran::Whole);
             }
         }
@@ -85,10 +85,10 @@ impl Driver {
     /// of pairs are sent one after another, so the next one may be sent now.
     #[inline(always)]
     pub(super) fn note_sent(&mut self, round: &Round, peer: Rank) {
-        if round.is_pairwise() {
-            self.pair_heads[peer as usize] += 1;
-        } else if round.is_tagged() {
-            self.tagged_heads[peer as usize] += 1;
+        match round.id {
+            RoundId::Collective(_) => {}
+            RoundId::Pairwise => self.pair_heads[peer as usize] += 1,
+            RoundId::Tagged(_) => self.tagged_heads[peer as usize] += 1,
         }
     }
 
@@ -138,16 +138,18 @@ impl Driver {
         self.links.post_recv(peer, tag, *view, token)
     }
 
-    /// Sends a chunk; true: it has been sent already, and no completion follows.
+    /// Sends a chunk. [`Ran::Part`]: a completion tells when it has been sent.
     #[inline(always)]
     pub(super) fn send(
         &mut self,
         round: &Round,
         (step, chunk): (StepId, u32),
         (peer, number, view): (Rank, u32, &View),
-    ) -> std::result::Result<bool, PostError> {
+    ) -> std::result::Result<Ran, PostError> {
         match self.try_send(round, (step, chunk), (peer, number, view)) {
-            Err(PostError::PeerFailed) if self.links.has_done(peer, round.sequence()) => Ok(true),
+            Err(PostError::PeerFailed) if self.links.has_done(peer, round.sequence()) => {
+                Ok(Ran::Whole)
+            }
             sent => sent,
         }
     }
@@ -158,7 +160,7 @@ impl Driver {
         round: &Round,
         (step, chunk): (StepId, u32),
         (peer, number, view): (Rank, u32, &View),
-    ) -> std::result::Result<bool, PostError> {
+    ) -> std::result::Result<Ran, PostError> {
         let mut tag = tag::of_message(round.tag, number, chunk);
         if round.order > self.retired {
             tag = match self.turn_of(round, chunk, (peer, number)) {
@@ -171,10 +173,10 @@ impl Driver {
         let header = round.program.signature.0;
         let is_short = view.len_bytes() <= self.inline_bytes;
         if is_short && self.links.inject(peer, (tag, header), *view)? {
-            return Ok(true);
+            return Ok(Ran::Whole);
         }
         let token = round.token.chunk(step, chunk);
-        (self.post_send(peer, (tag, header, token), *view)).map(|()| false)
+        (self.post_send(peer, (tag, header, token), *view)).map(|()| Ran::Part)
     }
 
     /// The tag of a message that may have to wait for its turn although there is room; `None`: it
