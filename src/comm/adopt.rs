@@ -211,6 +211,7 @@ impl Communicator {
         Ok(())
     }
 }
+
 impl CollectiveBuilder<'_> {
     /// Gives it memory that the caller owns: what this rank reads lies at `input`, and what it
     /// writes at `output`. Each is as long as the collective says, and may be null where this rank

@@ -4,6 +4,7 @@ use super::builder::CollectiveBuilder;
 use super::call::Call;
 use super::check::{Uses, check};
 use super::driving::Driving;
+use super::plans::bytes_of;
 use super::raw::{RawBuffer, Use};
 use super::{Communicator, Operation};
 use crate::config::checked_timeout;
@@ -176,7 +177,7 @@ impl<'a> Batch<'a> {
             Collective::AllGather | Collective::ReduceScatter => ranks,
             _ => 0,
         };
-        let bytes = call.count * call.dtype.size_bytes() as u64;
+        let bytes = bytes_of(call);
         let is_short = bytes <= longest && call.algorithm.is_none();
         match is_short && !self.communicator.inner.is_size_only {
             true => bytes * parts,

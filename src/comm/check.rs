@@ -121,7 +121,7 @@ fn check_segments(
         };
         if !has_list {
             return Err(Error::invalid(format!(
-                "the {name} of {} is a list on rank {rank}: lists are outputs of all-gatherv and of the root of gatherv, inputs                  of reduce-scatterv and of the root of scatterv, and both of all-to-allv",
+                "the {name} of {} is a list on rank {rank}: lists are outputs of all-gatherv and of the root of gatherv, inputs of reduce-scatterv and of the root of scatterv, and both of all-to-allv",
                 call.collective
             )));
         }

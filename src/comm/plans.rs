@@ -232,7 +232,7 @@ impl Plans {
 
     /// Prints what was chosen and why, once for each collective and size (in powers of two).
     fn explain(&mut self, call: &Call, algorithm: &Algorithm, is_forced: bool) {
-        let bytes = call.count * call.dtype.size_bytes() as u64;
+        let bytes = bytes_of(call);
         let line = (call.collective, algorithm.name, bytes.checked_ilog2());
         if self.explained.contains(&line) || self.explained.len() >= EXPLAINED_MAX {
             return;
@@ -301,7 +301,7 @@ impl Plans {
 
     fn check_needs(&self, call: &Call, request: &Request, algorithm: &Algorithm) -> Result<()> {
         let needs = algorithm.needs;
-        let bytes = call.count.saturating_mul(call.dtype.size_bytes() as u64);
+        let bytes = bytes_of(call);
         let unmet = if needs.mapped && !self.mapped {
             "all ranks on one host"
         } else if needs.payload_max && bytes > crate::limits::LINE_PAYLOAD_BYTES as u64 {
@@ -370,7 +370,7 @@ impl Plans {
 }
 
 /// Bytes of `count` elements, by which an algorithm is chosen. Equal on all ranks.
-fn bytes_of(call: &Call) -> u64 {
+pub(super) fn bytes_of(call: &Call) -> u64 {
     let elements = match call.collective {
         of if of.has_part_lengths() => call.receive_counts.iter().copied().max().unwrap_or(0),
         // Counts differ between ranks, but all ranks must choose alike.

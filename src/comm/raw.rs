@@ -239,8 +239,8 @@ impl RawBuffer {
         self.borrow(&self.part_used(self.len_bytes(), access), name)
     }
 
-    /// Borrows all of it until the result ends. A result that is dropped without an end frees the
-    /// bytes, too: they count as memory that peers cannot reach.
+    /// Borrows all of it until the result ends or is dropped. After that no peer may reach the
+    /// bytes by this operation: its receives have ended or are cancelled.
     pub(super) fn keep_all(&self, access: Access, name: &'static str) -> Result<Option<Kept>> {
         let held = self.borrow_all(access, name)?;
         Ok(self

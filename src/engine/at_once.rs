@@ -118,8 +118,7 @@ impl Engine {
             }
             _ => (&call.planned, None),
         };
-        let has_slot = !prepared.uses_signals || self.is_retired_by_all(sequence);
-        if !is_alone || !has_slot || !is_whole {
+        if !is_alone || !is_whole || (prepared.uses_signals && !self.is_retired_by_all(sequence)) {
             return None;
         }
         let mut round = self.rounds.take_spare(prepared);

@@ -277,18 +277,15 @@ impl Engine {
         let Some(round) = self.rounds.of_task(task) else {
             return;
         };
-        let (generation, signature) = (round.generation, round.program.signature.0);
-        let Some(sequence) = round
-            .sequence()
-            .filter(|_| self.failing.compared != Some(generation))
-        else {
+        let Some(sequence) = round.sequence() else {
             return;
         };
-        let query = self.query_of(sequence, signature);
-        for peer in self
-            .driver
-            .awaited(self.rounds.of_task(task).expect("it is under way"))
-        {
+        let generation = round.generation;
+        if self.failing.compared == Some(generation) {
+            return;
+        }
+        let query = self.query_of(sequence, round.program.signature.0);
+        for peer in self.driver.awaited(round) {
             self.driver.links.send_control(peer, &query);
         }
         self.failing.compared = Some(generation);
@@ -345,7 +342,7 @@ impl Engine {
     /// Releases regions that peers have freed, once every round that may have a view of them has
     /// ended.
     pub(super) fn release_freed(&mut self) {
-        if self.failing.cause.is_none() && self.rounds.have_changed() {
+        if self.failing.cause.is_none() && self.rounds.have_all_ended() {
             self.driver.links.transport.release_freed();
         }
     }

@@ -47,7 +47,8 @@ struct Peer {
     core: u16,
 }
 
-/// The transport, and the memory of signals.
+/// The transport, and the memory of signals. The order of the fields is kept, so that those that
+/// every drive reads share cache lines.
 #[repr(C)]
 pub struct Links {
     pub transport: Box<dyn Transport>,
@@ -190,13 +191,14 @@ impl Links {
         }
         if store_signals && self.peers[peer as usize].control.is_none() {
             let view = self.transport.mapped(peer, their_control)?;
-            self.peers[peer as usize].control = checked(view, self.layout.bytes(), peer)?;
+            self.peers[peer as usize].control =
+                checked(view, ("control region", self.layout.bytes()), peer)?;
             self.transport.pin(peer, their_control);
         }
         if mapped && self.peers[peer as usize].window.is_none() {
             let view = self.transport.mapped(peer, their_window)?;
             let bytes = OPERATION_SLOTS as usize * WINDOW_BYTES_MIN;
-            self.peers[peer as usize].window = checked(view, bytes, peer)?;
+            self.peers[peer as usize].window = checked(view, ("window", bytes), peer)?;
             self.transport.pin(peer, their_window);
             // Ranks with fewer threads have shorter slots, and all ranks use the shortest.
             let theirs = view.map_or(usize::MAX, |view| {
@@ -525,10 +527,10 @@ fn is_blocked(exported: std::result::Result<(), PostError>) -> Result<bool> {
     }
 }
 
-fn checked(view: Option<View>, bytes: usize, peer: Rank) -> Result<Option<View>> {
+fn checked(view: Option<View>, (what, bytes): (&str, usize), peer: Rank) -> Result<Option<View>> {
     match view {
         Some(view) if view.len_bytes() < bytes => Err(Error::Malformed(format!(
-            "rank {peer} shares {} bytes of control memory, {bytes} are needed: use the same settings on all ranks",
+            "rank {peer} shares a {what} of {} bytes, {bytes} are needed: use the same settings on all ranks",
             view.len_bytes()
         ))),
         view => Ok(view),

@@ -11,15 +11,14 @@ impl Engine {
     /// the first cause stays.
     pub fn abort(&mut self, reason: &str) {
         let (by, reason) = (self.rank(), reason.to_string());
-        self.fail(Error::Aborted { by, reason }, true);
-        // Threads of this rank may sleep: nothing arrives that would wake them.
-        self.driver.links.transport.notify(by);
+        self.fail_with(Error::Aborted { by, reason });
     }
 
     /// Fails the communicator on all ranks with this cause, which was found outside of its
     /// operations.
     pub fn fail_with(&mut self, error: Error) {
         self.fail(error, true);
+        // Threads of this rank may sleep: nothing arrives that would wake them.
         self.driver.links.transport.notify(self.driver.links.rank);
     }
 

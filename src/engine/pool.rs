@@ -21,7 +21,7 @@ pub struct Lent {
 #[derive(Debug)]
 pub struct Pool {
     /// Free pieces of 2^i bytes.
-    free: [Vec<Lent>; 48],
+    free: [Vec<Lent>; usize::BITS as usize],
     /// Keeps every piece alive until the pool ends.
     regions: Vec<Arc<Region>>,
     is_size_only: bool,

@@ -58,10 +58,7 @@ impl Progress {
         self.armed_states.clone_from(&start.states);
         self.states.clone_from(&start.states);
         for (run, step) in self.armed.iter_mut().zip(&prepared.steps) {
-            run.len = match step.span {
-                NONE => 0,
-                span => self.spans[span as usize].len,
-            };
+            run.len = len_of(step);
         }
         self.runs.clone_from(&self.armed);
     }

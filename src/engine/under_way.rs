@@ -133,13 +133,13 @@ impl UnderWay {
     }
 
     /// Whether every round that was under way when this last returned true has ended.
-    pub fn have_changed(&mut self) -> bool {
+    pub fn have_all_ended(&mut self) -> bool {
         let since = self.released_at;
         let is_later = |generation: u32| (generation.wrapping_sub(since) as i32) > 0;
-        let have_changed = self.all().all(|round| is_later(round.generation));
-        if have_changed {
+        let have_all_ended = self.all().all(|round| is_later(round.generation));
+        if have_all_ended {
             self.released_at = self.generation;
         }
-        have_changed
+        have_all_ended
     }
 }
