@@ -99,10 +99,10 @@ pub struct VerbsSettings {
     pub has_device_atomics: bool,
     /// Puts of an aligned word of 1, 2, 4 or 8 bytes are writes without immediate data, as
     /// perftest's are, where nothing waits to leave before them: the owner's processor has nothing
-    /// to do for them. For owners that look at the word all the time, and for `perf write_lat`.
-    /// Default off, and set in code only: a sleeping owner is not woken (clause 17 of
-    /// [`crate::transport`]), a word whose queue pair fails ends as flushed although it may have
-    /// come, and the latest end with a slow look.
+    /// to do for them. For owners that look at the word all the time, and for `perf`. Default off,
+    /// and set in code only: a sleeping owner is not woken (clause 17 of [`crate::transport`]), the
+    /// word may be there before what was put earlier (clause 8), a word whose queue pair fails ends
+    /// as flushed although it may have come, and the latest end with a slow look.
     pub has_plain_words: bool,
     /// Brings the queue pair into the error state after this many pieces of long transfers, once:
     /// for tests. `LINERATE_VERBS_BREAK_AFTER`.

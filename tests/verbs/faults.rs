@@ -106,6 +106,29 @@ fn cut_both_ways(mut pair: Pair, after: u64) {
 }
 
 #[test]
+fn the_pieces_of_every_other_path_are_read_behind_before_a_message_ends() {
+    if !has_device("reads behind pieces") {
+        return;
+    }
+    for path in paths() {
+        let settings = breaking(None);
+        let mut pair = Pair::on(path, [&settings, &settings]);
+        let (source, place) = (pair.memory(0, BYTES), pair.memory(1, BYTES));
+        for seed in 1..=5 {
+            fill(source.view, seed);
+            pair.receive(1, 5, place.view, 1);
+            pair.send(0, 5, source.view, 2);
+            pair.done(1, 1);
+            pair.done(0, 2);
+            check(place.view, seed);
+        }
+        let others = path.matches(',').count() as u64;
+        assert_eq!(pair.count(0, "reads behind pieces"), 5 * others, "{path}");
+        assert_eq!(pair.count(1, "reads behind pieces"), 0, "{path}");
+    }
+}
+
+#[test]
 fn puts_and_gets_that_are_cut_at_any_piece_end_well() {
     if !has_device("puts and gets cut at every piece") {
         return;

@@ -55,32 +55,24 @@ fn memory_that_is_not_registered_is_registered_for_the_one_receive() {
     assert_eq!(pair.count(1, "copied bytes"), 0);
 }
 
-/// What a word tells in passing gives places of the ring back: words that go there and back cost
-/// one doorbell each.
+/// What a short message tells in passing gives places of the ring back: messages that go there and
+/// back cost one doorbell each.
 #[test]
-fn words_in_turns_need_nothing_besides_to_tell_that_they_came() {
-    if !has_device("words in turns") {
+fn short_messages_in_turns_need_nothing_besides_to_tell_that_they_came() {
+    if !has_device("short messages in turns") {
         return;
     }
     let mut pair = Pair::plain();
-    let words = [pair.memory(0, 8), pair.memory(1, 8)];
-    let put = |pair: &mut Pair, rank: usize, token: u64| {
-        let range = RemoteRange {
-            key: words[1 - rank].key,
-            offset: 0,
-        };
-        pair.put(rank, words[rank].view, range, token);
-        pair.done(rank, token);
-    };
-    for (rank, word) in words.iter().enumerate() {
-        let transport = &mut pair.ranks[rank].transport;
-        transport.export(1 - rank as u32, word.key).unwrap();
-    }
-    // In order behind the regions: a rank that has it knows them.
+    let words = [0, 1].map(|rank| pair.memory(rank, 8));
     pair.greet(1);
     let before = [0, 1].map(|rank| pair.count(rank, "doorbells"));
     for token in 1..301 {
-        (0..2).for_each(|rank| put(&mut pair, rank, token));
+        for rank in 0..2 {
+            pair.receive(1 - rank, 5, words[1 - rank].view, token);
+            pair.send(rank, 5, words[rank].view, 1000 + token);
+            pair.done(1 - rank, token);
+            pair.done(rank, 1000 + token);
+        }
     }
     let after = [0, 1].map(|rank| pair.count(rank, "doorbells"));
     assert_eq!(after, before.map(|count| count + 300));

@@ -7,12 +7,11 @@ use linerate_verbs_sys::{
 };
 use std::collections::VecDeque;
 
-/// Words leave with a doorbell each while no more than this many are under way. A rank that puts
-/// more of them between two polls wants throughput, not a short time for each.
+/// Short gets leave with a doorbell each while no more than this many posts are under way. A rank
+/// that makes more of them between two polls wants throughput, not a short time for each.
 pub const AT_ONCE_MAX: usize = 16;
-/// Of words without a position, one in this many makes a completion: half of those that may be
-/// under way.
-const WORDS_PER_SIGNAL: u64 = AT_ONCE_MAX as u64 / 2;
+/// Of words without a position, one in this many makes a completion.
+const WORDS_PER_SIGNAL: u64 = 8;
 /// A post of at least this many bytes makes a completion of its own, so that the next one follows
 /// while the wire is still busy with those behind it: 64 KiB take 5 us at 100 Gbit/s.
 const TOLD_BYTES_MIN: u64 = 64 << 10;
@@ -176,6 +175,13 @@ impl Link {
     #[inline]
     pub fn has_room(&self) -> bool {
         self.sent.len() < self.depth
+    }
+
+    /// Whether a word without a position finds room. Half of the places are kept, because the last
+    /// words make no completion before a later post.
+    #[inline]
+    pub fn has_room_for_word(&self) -> bool {
+        self.sent.len() < self.depth / 2
     }
 
     /// Adds a post to what leaves with the next [`Link::flush`].

@@ -8,11 +8,12 @@
 //!   than many peers need, and some have none.
 //! * A long message is offered in a record; the receiver grants the place where its memory is
 //!   registered; the sender writes straight there, in pieces, and the last of them carries the end.
+//!   It leaves when a read behind the pieces of each other rail has shown that they are visible.
 //!   Nothing is copied. Memory that is not registered is registered for the one receive.
 //! * Puts are writes and gets are reads; short gets leave with the call that posts them
 //!   (`gets.rs`). A put of at most a flag line goes as a record and is copied by the owner: a
-//!   device may write a line in parts. Words are writes again; on request plain ones, of which the
-//!   owner hears nothing.
+//!   device may write a line in parts, and any write before an earlier one is visible. Words may be
+//!   plain writes on request, of which the owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`peer/asking.rs`).
 //! * Pieces go over the rail with the least under way (`../pieces.rs`); records over one of them,
 //!   the *lead*.
@@ -25,8 +26,8 @@
 //!   after the other side has said that its old queue pairs are gone. A rail that comes back begins
 //!   one too.
 //! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail;
-//!   one in sixteen, and the last, makes a completion. What finds nothing before it, and the first
-//!   words, leave with the call that posts them.
+//!   one in sixteen, and the last, makes a completion. What finds nothing before it leaves with the
+//!   call that posts it.
 //! * A receive whose memory is taken back while it may be written costs a generation: only the end
 //!   of the queue pair stops the peer's device at once. So does memory that is taken back while it
 //!   is sent.
@@ -165,6 +166,9 @@ impl VerbsTransport {
                 std::io::Error::other(e.to_string()),
             )
         })?;
+        let landing = (rails.len() > 1)
+            .then(|| shared::page(&rails))
+            .transpose()?;
         let blank = Completion::default();
         let mut transport = VerbsTransport {
             capabilities: capabilities(rails.len() as u32),
@@ -180,6 +184,7 @@ impl VerbsTransport {
                 ends: Ends::default(),
                 dirty: Vec::new(),
                 bounces: Vec::new(),
+                landing,
                 now: Default::default(),
                 counts: Counts::default(),
                 until_break: settings.break_after,

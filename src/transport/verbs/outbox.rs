@@ -134,12 +134,6 @@ impl Outbox {
         self.ring.is_posted()
     }
 
-    /// The position that comes next.
-    #[inline]
-    pub fn next(&self) -> u64 {
-        self.ring.next()
-    }
-
     /// The slot of a position.
     #[inline]
     pub fn slot_of(&self, position: u64) -> usize {

@@ -23,6 +23,8 @@ pub struct Shared {
     pub dirty: Vec<Rank>,
     /// Memory for short gets whose own is not registered.
     pub bounces: Vec<Arc<Registered>>,
+    /// Where the words go that are read only to make earlier pieces visible; none with one rail.
+    pub landing: Option<Arc<Registered>>,
     pub now: Time,
     pub counts: Counts,
     /// Pieces until the queue pair is broken on purpose.
@@ -38,6 +40,8 @@ pub struct Counts {
     pub written_bytes: u64,
     pub pieces: u64,
     pub pieces_again: u64,
+    /// Reads that make the pieces of a rail visible.
+    pub reads_behind: u64,
     /// Positions of rings posted once more.
     pub positions_again: u64,
     /// Queue pairs that failed, and sets of them that were replaced.
@@ -55,6 +59,7 @@ impl Counts {
             ("written bytes", self.written_bytes),
             ("pieces sent", self.pieces),
             ("pieces sent again", self.pieces_again),
+            ("reads behind pieces", self.reads_behind),
             ("positions sent again", self.positions_again),
             ("queue pairs failed", self.faults),
             ("generations begun", self.generations),
@@ -68,12 +73,17 @@ impl Counts {
 }
 
 impl Shared {
-    /// Memory of a page that all rails know.
+    /// A page that was given back, or a new one.
     pub fn bounce(&mut self) -> Result<Arc<Registered>> {
         if let Some(spare) = self.bounces.pop() {
             return Ok(spare);
         }
-        let region = Arc::new(Region::private(crate::limits::INLINE_BYTES_MAX)?);
-        Registered::region(region, &self.rails, false).map(Arc::new)
+        page(&self.rails)
     }
+}
+
+/// Memory of a page that these rails know.
+pub fn page(rails: &[Rail]) -> Result<Arc<Registered>> {
+    let region = Arc::new(Region::private(crate::limits::INLINE_BYTES_MAX)?);
+    Registered::region(region, rails, false).map(Arc::new)
 }

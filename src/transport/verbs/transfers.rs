@@ -34,6 +34,8 @@ pub struct Transfer {
     pub pieces: Pieces,
     /// Pieces under way, by rail.
     pub under_way: Vec<u32>,
+    /// By rail: its device has written pieces, and the lead cannot tell whether they are visible.
+    pub unseen: Vec<bool>,
     /// The end has a position in the ring.
     pub has_end: bool,
     /// Where a get's bytes are copied at its end, if its memory is not registered.
@@ -57,6 +59,7 @@ impl Transfer {
             token,
             total,
             under_way: vec![0; memory.rails_count()],
+            unseen: vec![false; memory.rails_count()],
             memory,
             offset,
             target: None,
@@ -122,6 +125,7 @@ impl Transfers {
     pub fn end_links(&mut self) {
         self.stop(|transfer| {
             transfer.under_way.fill(0);
+            transfer.unseen.fill(false);
             if transfer.kind == Kind::Message {
                 // The peer says anew where it goes, if it still wants it.
                 transfer.target = None;

@@ -2,7 +2,6 @@
 //! ended, empty messages that mark the parts of a run, and waits that give up.
 
 use super::arena::Arena;
-use super::args::Test;
 use super::options::Options;
 use crate::system;
 use linerate::transport::{
@@ -123,7 +122,7 @@ impl Link {
                 // What is measured is the device's: perftest's writes have no immediate data
                 // either.
                 has_device_atomics: true,
-                has_plain_words: options.test == Test::WriteLat,
+                has_plain_words: options.has_plain_words(),
                 ..config.verbs.clone()
             },
             ..transport::Options::default()

@@ -30,6 +30,8 @@ const INLINE_BYTES_MAX: u32 = 1024;
 const MODERATION_MAX: u32 = 1024;
 /// To one peer over `verbs`, all devices together.
 const QUEUE_PAIRS_MAX: u32 = 8;
+/// With fewer posts under way, all of them may be words that wait for the completion of a later one.
+const PLAIN_DEPTH_MIN: u32 = 64;
 
 /// What both sides do. The client's, checked by the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +129,15 @@ impl Options {
         };
         options.check()?;
         Ok(options)
+    }
+
+    /// Whether puts of a word are writes without immediate data, as perftest's are.
+    pub fn has_plain_words(&self) -> bool {
+        match self.test {
+            Test::WriteLat => true,
+            Test::WriteBw => self.depth >= PLAIN_DEPTH_MIN,
+            _ => false,
+        }
     }
 
     /// Whether every number is within its bounds: a server gets them from any client.

@@ -247,7 +247,7 @@ impl Peer {
                     offset,
                     bytes,
                 } => {
-                    shared.counts.pieces_again += 1;
+                    shared.counts.pieces_again += u64::from(bytes > 0);
                     match self.transfers.get_mut(transfer) {
                         Some(lost) if lost.atomic.is_some() => self.end_lost(transfer, shared),
                         Some(lost) => lost.pieces.give_back(offset, bytes),

@@ -16,6 +16,9 @@ use crate::transport::{Atomic, Outcome, PostError};
 use linerate_verbs_sys::{Local, Operation};
 use std::sync::Arc;
 
+/// Bytes that are read behind pieces. Some devices touch no memory for a read of none.
+const SEEN_BYTES: u64 = 8;
+
 /// What follows where a piece of a transfer was to be posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
@@ -181,8 +184,15 @@ impl Peer {
         let lead = self.pair.lead();
         let others = |at: usize| at != lead && transfer.under_way[at] > 0;
         let is_apart = (0..transfer.under_way.len()).any(others);
-        let can_end = !is_apart && self.outbox.check_room().is_ok() && transfer.kind != Kind::Get;
+        let unseen = transfer.unseen.iter().position(|&is_unseen| is_unseen);
+        let can_end = !is_apart
+            && unseen.is_none()
+            && self.outbox.check_room().is_ok()
+            && transfer.kind != Kind::Get;
         if transfer.pieces.is_empty() {
+            if let Some(rail) = unseen {
+                return self.read_behind(id, rail, shared);
+            }
             let is_end = can_end && !transfer.has_end;
             if is_end {
                 self.push_end(id, (transfer.total, 0), shared);
@@ -220,6 +230,30 @@ impl Peer {
         Next::Piece
     }
 
+    /// Reads a word of the peer behind the pieces of a rail. When it has come, they are visible
+    /// there: an acknowledgement of a write says only that the peer's device has it, and what the
+    /// lead writes later may overtake it.
+    fn read_behind(&mut self, id: u64, rail: usize, shared: &mut Shared) -> Next {
+        let transfer = self.transfers.get_mut(id).expect("looked at just now");
+        let landing = shared.landing.as_ref();
+        let segment = landing.and_then(|memory| memory.segment(rail, 0, SEEN_BYTES));
+        let place = self.outbox.ring_place(rail);
+        let link = self.pair.link(rail).filter(|link| link.has_room());
+        let (Some(segment), Some(place), Some(link)) = (segment, place, link) else {
+            return Next::NoRoom;
+        };
+        let what = What::Piece {
+            transfer: id,
+            offset: 0,
+            bytes: 0,
+        };
+        link.queue(Operation::Read(place), Some(segment), what);
+        transfer.unseen[rail] = false;
+        transfer.under_way[rail] += 1;
+        shared.counts.reads_behind += 1;
+        Next::Piece
+    }
+
     fn take(&mut self, id: u64, bytes: u64) {
         let transfer = self.transfers.get_mut(id).expect("looked at just now");
         transfer.pieces.take(bytes);
@@ -239,6 +273,7 @@ impl Peer {
         (offset, bytes): (u64, u64),
         shared: &mut Shared,
     ) {
+        let lead = self.pair.lead();
         let transfer = self.transfers.get_mut(id).expect("looked at just now");
         let segment = (transfer.memory).segment(rail, transfer.offset + offset, bytes);
         let place = transfer.target.expect("checked").place(rail, offset);
@@ -247,6 +282,7 @@ impl Peer {
             _ => Operation::Write(place, None),
         };
         transfer.under_way[rail] += 1;
+        transfer.unseen[rail] = transfer.kind != Kind::Get && rail != lead;
         shared.counts.pieces += 1;
         let what = What::Piece {
             transfer: id,

@@ -5,7 +5,7 @@ use super::Peer;
 use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
-use crate::transport::verbs::link::{AT_ONCE_MAX, Link, Then, What};
+use crate::transport::verbs::link::{Then, What};
 use crate::transport::verbs::outbox::{CopiedPut, Entry};
 use crate::transport::verbs::pair::Fault;
 use crate::transport::verbs::record::{HEADER_BYTES, Immediate, Record, Told};
@@ -17,9 +17,9 @@ use crate::transport::{
 };
 use linerate_verbs_sys::{Local, Operation, Place};
 
-/// Puts of at most a flag line are copied by the peer's processor, unless they are one word: a
-/// device may write a line in parts, and a rank that looks at its stamp must find all of it. (A
-/// word is written at once.)
+/// Puts of at most a flag line are copied by the peer's processor. A device may write a line in
+/// parts, and with relaxed ordering even a word may be there before what was put earlier; but a
+/// rank that finds a stamp must also find all that was put before it.
 const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
 
@@ -48,13 +48,6 @@ impl Peer {
             && !self.is_dirty
             && self.outbox.is_clear()
             && self.transfers.queued_count() == 0
-    }
-
-    /// Whether a word can leave at once.
-    #[inline]
-    fn is_open_for_word(&mut self, bytes: u64) -> bool {
-        let is_open = |link: &mut Link| link.is_inline(bytes) && link.under_way() < AT_ONCE_MAX;
-        self.is_free() && self.outbox.is_posted() && self.pair.lead_link().is_some_and(is_open)
     }
 
     /// Whether an ordinary post finds room; the first of all begins the connection.
@@ -138,8 +131,10 @@ impl Peer {
         token: u64,
         shared: &mut Shared,
     ) -> Result<(), PostError> {
-        if shared.settings.has_plain_words && self.put_plainly(source, to, token, shared) {
-            return Ok(());
+        if shared.settings.has_plain_words
+            && let Some(posted) = self.put_plainly(source, to, token, shared)
+        {
+            return posted;
         }
         self.check_room(shared)?;
         let bytes = source.len_bytes() as u64;
@@ -150,17 +145,7 @@ impl Peer {
             return Ok(());
         }
         let target = self.regions.target((to.key, to.offset), bytes);
-        let is_whole = match bytes {
-            0 => false,
-            1 => true,
-            2..=WORD_BYTES => bytes.is_power_of_two() && to.offset.is_multiple_of(bytes),
-            _ => bytes > LINE_BYTES,
-        };
-        match target.filter(|_| is_whole) {
-            Some(target) if bytes <= WORD_BYTES && self.is_open_for_word(bytes) => {
-                self.put_at_once(source, target, token, shared);
-                return Ok(());
-            }
+        match target.filter(|_| bytes > LINE_BYTES) {
             Some(target) => self.keep_put(source, target, token, shared),
             None => {
                 let record = Record::Put {
@@ -182,29 +167,8 @@ impl Peer {
         self.outbox.push_put(source, target, token);
     }
 
-    /// Posts a word before it notes anything about it: the peer waits for the word, and its
-    /// confirmation is not looked for before the next poll.
-    fn put_at_once(&mut self, source: View, target: Target, token: u64, shared: &mut Shared) {
-        let (rail, position) = (self.pair.lead(), self.outbox.next());
-        let bytes = source.len_bytes();
-        let mut word = [0; WORD_BYTES as usize];
-        kernel::read(source, 0, &mut word[..bytes]);
-        let place = target.place(rail, 0);
-        let operation = Operation::Write(place, Some(Immediate::Bare(self.inbox.tell()).emit()));
-        let then = Then::Complete {
-            token,
-            bytes: bytes as u64,
-        };
-        let what = What::Position(position, then);
-        let link = self.pair.lead_link().expect("looked at just now");
-        let local = Local::Inline(&word[..bytes]);
-        let posted = link.post_now(operation, (local, bytes as u64), what);
-        self.keep_put(source, target, token, shared);
-        self.outbox.note_posted();
-        self.note_post(posted, shared);
-    }
-
-    /// Puts a word without telling its owner; false: it is none, or cannot leave at once.
+    /// Puts a word without telling its owner; `None`: it is none, or something waits to leave before
+    /// it.
     #[inline]
     fn put_plainly(
         &mut self,
@@ -212,16 +176,19 @@ impl Peer {
         to: RemoteRange,
         token: u64,
         shared: &mut Shared,
-    ) -> bool {
+    ) -> Option<Result<(), PostError>> {
         let bytes = source.len_bytes() as u64;
         let is_word =
             bytes <= WORD_BYTES && bytes.is_power_of_two() && to.offset.is_multiple_of(bytes);
-        if !is_word || !self.is_open_for_word(bytes) {
-            return false;
+        if !is_word || !self.is_free() || !self.outbox.is_posted() {
+            return None;
         }
-        let Some(target) = self.regions.target((to.key, to.offset), bytes) else {
-            return false;
-        };
+        let target = self.regions.target((to.key, to.offset), bytes)?;
+        let rail = self.pair.lead();
+        let link = self.pair.lead_link().filter(|link| link.is_inline(bytes))?;
+        if !link.has_room_for_word() {
+            return Some(Err(PostError::WouldBlock));
+        }
         let mut word = [0; WORD_BYTES as usize];
         match bytes {
             // Without a call.
@@ -229,12 +196,11 @@ impl Peer {
             _ => kernel::read(source, 0, &mut word[..bytes as usize]),
         }
         let word = &word[..bytes as usize];
-        let operation = Operation::Write(target.place(self.pair.lead(), 0), None);
-        let link = self.pair.lead_link().expect("looked at just now");
+        let operation = Operation::Write(target.place(rail, 0), None);
         let local = (Local::Inline(word), bytes);
         let posted = link.post_now(operation, local, What::Word { token, bytes });
         self.note_post(posted, shared);
-        true
+        Some(Ok(()))
     }
 
     /// What was posted by itself was one doorbell, or a fault.
