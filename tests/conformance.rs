@@ -126,6 +126,7 @@ const SIMULATED_FAULTS: &[(Fault, u32)] = &[
     (Fault::LosesOwnMessages, 15),
     (Fault::ForgetsEmpty, 16),
     (Fault::WithdrawsInWord, 18),
+    (Fault::HidesWithdrawal, 18),
     (Fault::InjectsLater, 19),
     (Fault::ChangesTwice, 20),
     (Fault::HidesOldWords, 20),

@@ -16,7 +16,7 @@
 //! picks by the cost model. `partial.rs` is only how a partial collective begins. Not here: sparse
 //! collectives.
 //!
-//! Read first: `request.rs`, `stage.rs`, then `ring.rs`.
+//! Read first: `request.rs`, `stage.rs`, then `chain.rs` and `ring.rs`.
 
 mod algorithm;
 mod bruck;

@@ -2,7 +2,7 @@
 
 use super::algorithm::{Algorithm, Needs, Window};
 use super::{bruck, chain, direct, doubling, hierarchical, line, pairwise, ring, tree, window};
-use crate::cost::formulas;
+use crate::cost::formulas::*;
 use crate::error::{Error, Result};
 use crate::types::Collective;
 
@@ -45,7 +45,7 @@ const DIRECT_PLAIN: Needs = Needs {
 /// formula of its work.
 macro_rules! rows_of {
     ($asked:expr, $($collective:ident {
-        $($name:literal $needs:ident $build:path, $work:ident;)*
+        $($name:literal $needs:ident $build:path, $work:path;)*
     })*) => {
         match $asked {
             $(Collective::$collective => {
@@ -55,7 +55,7 @@ macro_rules! rows_of {
                     collective: Collective::$collective,
                     needs: $needs,
                     build: $build,
-                    work: formulas::$work,
+                    work: $work,
                 }),*];
                 ROWS
             },)*

@@ -141,8 +141,8 @@ impl<'a> Batch<'a> {
 
     /// Which members travel together; equal on all ranks.
     fn plan(&self, calls: &[(Call<'_>, Uses)]) -> Vec<Start> {
-        let is_mapped = self.communicator.transport() == "shm";
-        let longest = PACKED_BYTES_MAX[usize::from(!is_mapped)];
+        let is_one_host = self.communicator.inner.is_one_host;
+        let longest = PACKED_BYTES_MAX[usize::from(!is_one_host)];
         let mut all: Vec<Start> = Vec::new();
         for (number, (call, _)) in calls.iter().enumerate() {
             let bytes = self.packed_bytes(call, longest);

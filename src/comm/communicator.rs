@@ -56,6 +56,8 @@ pub(super) struct Inner {
     pub rank: Rank,
     pub ranks: u32,
     pub transport: &'static str,
+    /// The transport joins ranks of one host only.
+    pub is_one_host: bool,
     pub is_size_only: bool,
     pub is_shared: bool,
     pub progress: ProgressChoice,

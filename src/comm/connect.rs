@@ -63,7 +63,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
     let host = host::share_of_host(config, ranks as usize);
     let mut of_engine = config.clone();
     let is_default = config.chunk_bytes == limits::CHUNK_BYTES_DEFAULT;
-    if is_default && provider.capabilities().name != "shm" {
+    if is_default && !provider.capabilities().one_host {
         of_engine.chunk_bytes = limits::CHUNK_BYTES_TCP;
     }
     let is_default = config.window_bytes == limits::WINDOW_BYTES_DEFAULT;
@@ -104,7 +104,7 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
         parsed.push(contact.engine);
     }
     let hosts = number_hosts(&identities);
-    if engine.transport().capabilities().name == "shm" {
+    if engine.transport().capabilities().one_host {
         places.clear();
     }
     let own_host = hosts.get(engine.rank() as usize).copied();
@@ -135,17 +135,19 @@ fn number_hosts(identities: &[(HostIdentity, Cores)]) -> Vec<u32> {
     identities.iter().map(&mut number).collect()
 }
 
-/// An error if the transport is shared memory and some rank is on another host.
+/// An error if the transport joins ranks of one host only and some rank is on another.
 fn check_reach(engine: &mut Engine, hosts: &[u32]) -> Result<()> {
     let own = hosts.get(engine.rank() as usize);
     let far: Vec<usize> = (0..hosts.len())
         .filter(|&rank| hosts.get(rank) != own)
         .collect();
-    if far.is_empty() || engine.transport().capabilities().name != "shm" {
+    let capabilities = engine.transport().capabilities();
+    let name = capabilities.name;
+    if far.is_empty() || !capabilities.one_host {
         return Ok(());
     }
     Err(Error::Bootstrap(format!(
-        "ranks {far:?} are on other hosts than rank {} (another boot id, network namespace or LINERATE_HOSTID), and transport shm joins ranks of one host only: use a transport that leaves the host (LINERATE_TRANSPORT), or, if they do share it, give all the same LINERATE_HOSTID",
+        "ranks {far:?} are on other hosts than rank {} (another boot id, network namespace or LINERATE_HOSTID), and transport {name} joins ranks of one host only: use a transport that leaves the host (LINERATE_TRANSPORT), or, if they do share it, give all the same LINERATE_HOSTID",
         engine.rank()
     )))
 }
@@ -279,6 +281,7 @@ pub(super) fn finish(
             rank,
             ranks,
             transport: capabilities.name,
+            is_one_host: capabilities.one_host,
             is_size_only,
             is_shared: capabilities.shared_regions,
             staging: Staging::default(),

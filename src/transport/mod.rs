@@ -146,10 +146,14 @@ use std::time::Duration;
 pub struct Capabilities {
     /// Its name, as flags spell it.
     pub name: &'static str,
-    /// [`Mapping::mapped`] gives peers' regions as memory that can be read and written in place.
+    /// It joins ranks of one host only. Ranks on several hosts get an error that says so.
+    pub one_host: bool,
+    /// [`Mapping::mapped`] gives peers' regions as memory that can be read and written in place. It
+    /// needs all of [`Mapping`].
     pub mapped: bool,
     /// Stores to a peer's mapped memory are themselves the signal: after an ordinary release store
-    /// the peer sees it, and [`Signals::notify`] only wakes it. Otherwise signals are puts.
+    /// the peer sees it, and [`Signals::notify`] only wakes it. Otherwise signals are puts. It needs
+    /// all of [`Signals`].
     pub store_signals: bool,
     /// Peers may map regions, which therefore are shared memory ([`Region::shared`]).
     pub shared_regions: bool,

@@ -12,11 +12,12 @@ use crate::types::Rank;
 /// Transports that this version knows by name and does not contain.
 pub const UNBUILT: [&str; 1] = ["ofi"];
 
+/// All names, for people.
+const NAMES: &str = "auto shm tcp verbs[:device] router[:tcp|:verbs[:device]] ofi[:provider] sim";
+/// What a router can use between hosts.
+const FAR: [&str; 2] = ["tcp", "verbs"];
+
 /// An error unless a transport has this name, whether it can be used here or not.
-///
-/// ```text
-/// auto  shm  tcp  verbs[:device]  router[:tcp|:verbs[:device]]  ofi[:provider]  sim
-/// ```
 pub fn check_name(name: &str) -> std::result::Result<(), String> {
     let (kind, detail) = match name.split_once(':') {
         Some((kind, detail)) => (kind, Some(detail)),
@@ -25,17 +26,24 @@ pub fn check_name(name: &str) -> std::result::Result<(), String> {
     let is_known = match (kind, detail) {
         ("auto" | "router" | "shm" | "tcp" | "sim" | "verbs" | "ofi", None) => true,
         ("verbs" | "ofi", Some(detail)) => !detail.is_empty(),
-        ("router", Some(far)) if matches!(far.split(':').next(), Some("tcp" | "verbs")) => {
-            return check_name(far);
-        }
+        ("router", Some(far)) if is_far(far) => return check_name(far),
         _ => false,
     };
     match is_known {
         true => Ok(()),
-        false => Err(format!(
-            "unknown transport '{name}': one of auto shm tcp verbs[:device] router[:tcp|:verbs] ofi[:provider] sim"
-        )),
+        false => Err(unknown(name)),
     }
+}
+
+fn unknown(name: &str) -> String {
+    format!("unknown transport '{name}': one of {NAMES}")
+}
+
+/// Whether a router can use this provider between hosts.
+fn is_far(name: &str) -> bool {
+    name.split(':')
+        .next()
+        .is_some_and(|kind| FAR.contains(&kind))
 }
 
 /// What some providers are told besides.
@@ -86,7 +94,7 @@ pub fn open(
         )?)),
         "router" => {
             let far = name.split_once(':').map_or("tcp", |(_, far)| far);
-            if !matches!(far.split(':').next(), Some("tcp" | "verbs")) {
+            if !is_far(far) {
                 return Err(Error::invalid(format!(
                     "'{name}': the router uses tcp or verbs[:device] between hosts, such as router:verbs"
                 )));
@@ -122,8 +130,6 @@ pub fn open(
         known if UNBUILT.contains(&known) => Err(unavailable(
             "it is not part of this version; use shm, tcp or verbs",
         )),
-        _ => Err(Error::invalid(format!(
-            "unknown transport '{name}': auto, router, shm, sim (in one process), tcp, verbs, ofi"
-        ))),
+        _ => Err(Error::invalid(unknown(name))),
     }
 }

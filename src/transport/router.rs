@@ -198,6 +198,7 @@ fn both(shm: &Capabilities, far: &Capabilities) -> Capabilities {
             "verbs" => "router:verbs",
             _ => "router",
         },
+        one_host: false,
         mapped: false,
         store_signals: false,
         shared_regions: true,

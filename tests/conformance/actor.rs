@@ -303,6 +303,13 @@ impl Actor {
                 transport.withdraw();
                 Ok(Progress::Moved)
             }
+            Step::HasWithdrawn { peer, is_so } => {
+                let is_told = transport.has_withdrawn(peer);
+                match transport.capabilities().mapped && is_told != is_so {
+                    true => Err(format!("rank {peer} has withdrawn memory: {is_told}")),
+                    false => Ok(Progress::Moved),
+                }
+            }
             Step::Disconnect { peer } => {
                 transport.disconnect(peer);
                 self.peers.silent.insert(peer);

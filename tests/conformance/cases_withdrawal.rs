@@ -14,7 +14,27 @@ pub fn all() -> Vec<Case> {
         withdrawn("clause_18_a_message_is_withdrawn_while_it_is_read"),
         withdrawn_puts("clause_18_a_withdrawn_put_comes_as_it_was_or_never", 0),
         withdrawn_puts("clause_18_a_put_is_withdrawn_while_it_is_written", 3),
+        told_to_readers(),
     ]
+}
+
+/// A peer that reads mapped memory looks after its last read whether that still counts.
+fn told_to_readers() -> Case {
+    let owner = vec![Wait { from: 1 }, Withdraw, Signal { to: 1 }];
+    let reader = vec![
+        HasWithdrawn {
+            peer: 0,
+            is_so: false,
+        },
+        Signal { to: 0 },
+        Wait { from: 0 },
+        HasWithdrawn {
+            peer: 0,
+            is_so: true,
+        },
+    ];
+    let name = "clause_18_a_peer_that_maps_memory_is_told_that_it_was_withdrawn";
+    Case::orderly(name, vec![owner, reader])
 }
 
 /// Messages, or puts. Together they are more than the buffers of a connection hold.

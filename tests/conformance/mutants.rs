@@ -66,6 +66,8 @@ pub enum Fault {
     SleepsUnseen,
     /// Memory is said to be withdrawn, and sent nevertheless.
     WithdrawsInWord,
+    /// Peers that map memory are not told that it was withdrawn.
+    HidesWithdrawal,
     /// An injected message is read from its source later.
     InjectsLater,
     /// An atomic operation is done twice.
@@ -469,6 +471,10 @@ impl Mapping for Mutant {
 
     fn fetches(&self, peer: Rank, bytes: usize) -> bool {
         self.inner.fetches(peer, bytes)
+    }
+
+    fn has_withdrawn(&self, peer: Rank) -> bool {
+        self.fault != Fault::HidesWithdrawal && self.inner.has_withdrawn(peer)
     }
 }
 

@@ -17,16 +17,17 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Providers that connect processes. Add one here and to [`open`], and every case runs on it. The
-/// second one reads messages of memory that is not registered out of the sender's process, another
-/// one encrypts. Those of large jobs connect at the first use. The last three need a device.
-const PROVIDERS: [&str; 9] = [
+/// Providers that connect processes. Add one here and to [`open`], and every case runs on it. Those
+/// of large jobs connect at the first use.
+const PROVIDERS: &[&str] = &[
     "shm",
+    // Messages of memory that is not registered are read out of the sender's process.
     "shm fetching",
     "tcp",
     "tcp encrypted",
     "tcp large",
     "router",
+    // These need a device.
     "verbs",
     "verbs large",
     "router:verbs",
@@ -52,7 +53,7 @@ pub fn providers() -> Vec<&'static str> {
         "" => !provider.contains("verbs") || has_verbs(),
         only => *provider == only,
     };
-    PROVIDERS.into_iter().filter(is_meant).collect()
+    PROVIDERS.iter().copied().filter(is_meant).collect()
 }
 
 /// Whether there is a device; says once why not.

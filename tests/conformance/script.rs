@@ -196,6 +196,11 @@ pub enum Step {
     },
     /// Takes back the memory of sends and puts.
     Withdraw,
+    /// A transport that maps this peer's memory tells whether the peer has taken memory back.
+    HasWithdrawn {
+        peer: Rank,
+        is_so: bool,
+    },
     /// A receive has ended well, with these bytes, or was cancelled.
     ReceivedOrCancelled {
         token: u64,

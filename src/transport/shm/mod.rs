@@ -112,6 +112,7 @@ impl ShmTransport {
             process: ProcessMark::current()?,
             capabilities: Capabilities {
                 name: "shm",
+                one_host: true,
                 mapped: true,
                 store_signals: true,
                 shared_regions: true,

@@ -44,7 +44,9 @@ impl Operation {
 
 impl State {
     pub(super) fn withdraw(&mut self, rank: Rank) {
-        let operations = self.rank(rank).operations.all_mut();
+        let state = self.rank(rank);
+        state.has_withdrawn = true;
+        let operations = state.operations.all_mut();
         operations.for_each(Operation::copy_source);
     }
 
@@ -179,6 +181,7 @@ impl State {
         let state = self.rank(rank);
         assert!(!state.is_alive, "rank {rank} has a transport already");
         state.is_alive = true;
+        state.has_withdrawn = false;
         state.incarnation += 1;
         state.ports = Default::default();
         state.incarnation

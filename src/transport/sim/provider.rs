@@ -37,6 +37,7 @@ impl SimTransport {
             state,
             capabilities: Capabilities {
                 name: "sim",
+                one_host: false,
                 mapped: options.mapped,
                 store_signals: false,
                 shared_regions: false,
@@ -246,6 +247,11 @@ impl Mapping for SimTransport {
             )));
         }
         Ok(state.mapped(self.rank, peer, key))
+    }
+
+    fn has_withdrawn(&self, peer: Rank) -> bool {
+        let ranks = &self.lock().ranks;
+        ranks.get(peer as usize).is_some_and(|of| of.has_withdrawn)
     }
 }
 

@@ -273,6 +273,7 @@ pub(super) struct RankState {
     /// Counts its transports, so that an old one cannot act for a new one.
     pub(super) incarnation: u64,
     pub(super) is_ready: bool,
+    pub(super) has_withdrawn: bool,
     pub(super) inbox: Vec<Event>,
     pub(super) ports: Ports,
     /// By peer; none until the first connection.
@@ -297,6 +298,7 @@ impl RankState {
             leaving: None,
             incarnation: 0,
             is_ready: false,
+            has_withdrawn: false,
             inbox: Vec::new(),
             ports: Ports::default(),
             sides: Vec::new(),

@@ -406,6 +406,7 @@ impl TcpTransport {
 fn capabilities(settings: &TcpSettings) -> Capabilities {
     Capabilities {
         name: "tcp",
+        one_host: false,
         mapped: false,
         store_signals: false,
         shared_regions: false,

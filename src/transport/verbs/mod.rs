@@ -463,6 +463,7 @@ impl VerbsTransport {
 fn capabilities(rails: u32) -> Capabilities {
     Capabilities {
         name: "verbs",
+        one_host: false,
         mapped: false,
         store_signals: false,
         shared_regions: false,
