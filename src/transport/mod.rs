@@ -152,8 +152,8 @@ pub struct Capabilities {
     /// needs all of [`Mapping`].
     pub mapped: bool,
     /// Stores to a peer's mapped memory are themselves the signal: after an ordinary release store
-    /// the peer sees it, and [`Signals::notify`] only wakes it. Otherwise signals are puts. It needs
-    /// all of [`Signals`].
+    /// the peer sees it, and [`Signals::notify`] only wakes it. Otherwise signals are puts. It
+    /// needs all of [`Signals`].
     pub store_signals: bool,
     /// Peers may map regions, which therefore are shared memory ([`Region::shared`]).
     pub shared_regions: bool,

@@ -30,7 +30,7 @@ const INLINE_BYTES_MAX: u32 = 1024;
 const MODERATION_MAX: u32 = 1024;
 /// To one peer over `verbs`, all devices together.
 const QUEUE_PAIRS_MAX: u32 = 8;
-/// With fewer posts under way, all of them may be words that wait for the completion of a later one.
+/// With fewer posts under way, all may be words that wait for the completion of a later one.
 const PLAIN_DEPTH_MIN: u32 = 64;
 
 /// What both sides do. The client's, checked by the server.

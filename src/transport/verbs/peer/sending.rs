@@ -167,8 +167,8 @@ impl Peer {
         self.outbox.push_put(source, target, token);
     }
 
-    /// Puts a word without telling its owner; `None`: it is none, or something waits to leave before
-    /// it.
+    /// Puts a word without telling its owner; `None`: it is none, or something waits to leave
+    /// before it.
     #[inline]
     fn put_plainly(
         &mut self,
