@@ -21,7 +21,7 @@ pub(super) struct Coming {
     pub fingerprint: u64,
     /// Where it listens for its children; 0 if it has none.
     pub port: u16,
-    /// Where it is, and whose.
+    /// The host that it runs on, and the user that it runs as.
     pub host: HostIdentity,
     pub user: u64,
     /// What RDMA devices it has.
@@ -46,7 +46,7 @@ fn hosts_word(is_one_host: bool) -> &'static str {
 }
 
 impl Going {
-    /// Words, and the reason last: it has several.
+    /// Words; the reason comes last, because it has several.
     pub fn emit(&self) -> String {
         let parent = self.parent.map_or("-".into(), |parent| parent.to_string());
         let hosts = hosts_word(self.is_one_host);

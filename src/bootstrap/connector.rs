@@ -22,7 +22,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// A host that is up accepts sooner; nothing may tell of one that is not.
+/// A host that is up accepts sooner; one that is down may give no sign.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 /// A rank answers a hello sooner, unless its host is very busy; then this rank connects again.
 const CHALLENGE_TIME: Duration = Duration::from_secs(5);
@@ -79,7 +79,7 @@ impl Connector<'_> {
                     wrong_since.get_or_insert(now);
                     pause = WRONG_KEY_PAUSE;
                 }
-                // The time ran out while it was asked again.
+                // The time ran out while the side with the wrong key was asked again.
                 [(_, cause)] if wrong_since.is_some() && now >= deadline => {
                     if matches!(cause, Cause::Silent) {
                         found[0].1 = Cause::Handshake(HandshakeError::WrongProof);

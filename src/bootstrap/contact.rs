@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Longest contact: an address, some keys, the rank's cores and findings.
 pub(super) const CONTACT_BYTES_MAX: usize = 4096;
 
-/// Where the fields lie; the address of the transport begins at the last.
+/// Offsets of the fields; the address of the transport begins at the last one.
 const PLACE_AT: usize = 8;
 const CORES_AT: usize = PLACE_AT + 16;
 const KEYS_AT: usize = CORES_AT + CORES_BYTES;
@@ -29,7 +29,7 @@ pub struct RankContact {
     pub cores: Cores,
     /// How its engine is reached.
     pub engine: Contact,
-    /// Rank 0's findings, by which all ranks choose; empty of the other ranks.
+    /// Rank 0's findings, by which all ranks choose; empty for the other ranks.
     pub findings: Vec<u8>,
 }
 

@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// A child that reads its contacts takes them at once; one that is stopped is not waited for.
+/// A child that reads its contacts takes them at once; one that is stopped is waited for no longer.
 const SEND_TIME: Duration = Duration::from_secs(10);
 
 /// A rank that has met the others and is not rank 0.
@@ -79,7 +79,7 @@ fn late(ranks: u32, table: &Table) -> Error {
     ))
 }
 
-/// Sends the contacts of all to these ranks. Where one is lost, those behind it are told.
+/// Sends the contacts of all to these ranks. If one is lost, those after it are told.
 pub(super) fn send_down(
     children: &mut [(Rank, Link)],
     table: &Table,
@@ -184,7 +184,7 @@ fn wait_below(
     }
 }
 
-/// Rank 0 sends nothing before the contacts but a failure.
+/// An error if rank 0 has told a failure or is lost. Before the contacts it sends nothing else.
 fn check_failure(head: &mut Link) -> Result<()> {
     match head.receive() {
         Ok(None) => Ok(()),
@@ -196,8 +196,8 @@ fn check_failure(head: &mut Link) -> Result<()> {
     }
 }
 
-/// Tells rank 0 what has gone wrong here. It tells all ranks, this one too, what it heard first:
-/// that is the cause.
+/// Tells rank 0 what has gone wrong here. Rank 0 tells all ranks, this one too, what it heard
+/// first: that is the cause.
 fn first_cause(head: &mut Link, error: Error, clock: BusyClock<'_>) -> Error {
     let until = clock.now().after(LATE_ANSWER_TIME);
     head.send_failure(&error.to_string(), (until, clock));

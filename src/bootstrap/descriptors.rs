@@ -28,10 +28,10 @@ fn open_descriptors() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64
 }
 
-/// The limits as they are then.
+/// Raises the soft limit if it is too low, and gives the limits as they are then.
 fn raise(ranks: u32, open: u64) -> Rlimit {
     let limits = getrlimit(Resource::Nofile);
-    // Each buffer takes one besides.
+    // Each buffer takes a descriptor, too.
     let wanted = 2 * needed_by(ranks, open);
     let raised = Rlimit {
         current: limits.maximum,

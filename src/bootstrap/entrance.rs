@@ -1,5 +1,5 @@
 //! [`Entrance`]: where the other ranks come to rank 0, over TCP or over a Unix socket of its host.
-//! Both give connections of ranks, of which it is known which rank is at the other end.
+//! Both give connections and tell which rank is at the other end.
 //!
 //! On one host a rank only says its number: the kernel tells that its process is of this user, and
 //! others are refused.
@@ -37,7 +37,7 @@ pub(super) enum Entrance {
 }
 
 impl Entrance {
-    /// Appends the ranks that have come since the last call, also where there is an error besides.
+    /// Appends the ranks that have come since the last call, also if it returns an error.
     /// `bytes_max` is the longest frame of a rank.
     pub fn poll(
         &mut self,
@@ -45,7 +45,7 @@ impl Entrance {
         bytes_max: usize,
         came: &mut Vec<(Rank, Link)>,
     ) -> Result<()> {
-        // A rank that is gone as soon as it has come connects again or not.
+        // A connection that is lost already is dropped: its rank connects again, if it lives.
         match self {
             Entrance::Network(listener) => {
                 let mut new = Vec::new();
@@ -156,7 +156,7 @@ impl HostListener {
         Ok(())
     }
 
-    /// Closes the oldest connection that has said nothing, if there is one.
+    /// Closes the oldest connection that has said nothing; false: there is none.
     fn make_room(&mut self, now: Time) -> bool {
         let least = self.places.least_likely(now);
         least.is_some_and(|(number, _)| self.places.take(number).is_some())

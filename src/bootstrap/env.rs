@@ -69,8 +69,8 @@ pub enum Rendezvous {
         /// Not zero.
         port: u16,
     },
-    /// Rank 0 listens on the first free one of the ports that [`Place::ports`] gives; this host is
-    /// one of its names.
+    /// Rank 0 listens on the first free one of the ports that [`Place::ports`] gives, on the host
+    /// with this name.
     Ports(String),
     /// Rank 0 writes where it is into a file of this folder, which all ranks see.
     Folder(PathBuf),
@@ -87,8 +87,8 @@ const PORTS_COUNT: u64 = 8;
 const PORTS: std::ops::Range<u64> = 20_000..32_000;
 
 impl Place {
-    /// A place with a name of a job: `tcp://host:port` and `file://folder` say where the ranks
-    /// meet, any other name is one of this host.
+    /// The place of a rank of a job with this name: `tcp://host:port` and `file://folder` say where
+    /// the ranks meet, any other name is one of this host.
     pub fn named(rank: Rank, ranks: u32, name: &str) -> Result<Place> {
         let rendezvous = parse_rendezvous("the job's name", name)?;
         check_rank(rank, ranks, ("rank", "ranks"))?;
@@ -130,7 +130,7 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The place that torchrun, `linerate launch`, mpirun (Open MPI, MPICH) or srun have set.
 /// `LINERATE_RENDEZVOUS` says where the ranks meet: `tcp://host:port`, `file://folder`, or
-/// `launcher` (by what the launcher offers, although all are on this host); `LINERATE_JOB` names a
+/// `launcher` (by what the launcher offers, even if all are on this host); `LINERATE_JOB` names a
 /// job of this host. Without a launcher: one rank.
 pub fn place_from_env(lookup: impl Fn(&str) -> Option<String>) -> Result<Place> {
     let lookup = |name: &str| lookup(name).filter(|text| !text.is_empty());

@@ -31,12 +31,13 @@ use std::time::Duration;
 const NAME_BYTES_MAX: usize = 200;
 /// How often a rank that waits for another one's connection looks at the exchange.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How long such a look may take: its connections wait meanwhile.
+/// How long such a look may take: the rank's connections wait meanwhile.
 const LOOK_TIME: Duration = Duration::from_millis(10);
-/// How long a thread that has something to do in between stays inside the exchange: first and last.
+/// How long a thread that has something to do in between stays inside the exchange: at first, and
+/// at most.
 const AWAY_MIN: Duration = Duration::from_millis(1);
 const AWAY_MAX: Duration = Duration::from_millis(16);
-/// Between two gets of an exchange that does not wait by itself.
+/// Pause between two gets of an exchange that does not wait by itself.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 /// Bytes of a strange value that an error shows.
 const SHOWN_BYTES_MAX: usize = 32;
@@ -67,8 +68,8 @@ pub trait Exchange {
     ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
     /// The latest value of a key. Waits until there is one, at most for `limit`; `None`: there was
-    /// none in time. It looks at least once, however short the limit is. One that cannot wait
-    /// returns at once, and is asked again every millisecond.
+    /// none in time. It looks at least once, however short the limit is. An exchange that cannot
+    /// wait returns at once, and is asked again every millisecond.
     fn get(
         &self,
         key: &str,
@@ -117,8 +118,8 @@ impl<'a> GroupKeys<'a> {
         })
     }
 
-    /// These keys, for the ranks of another communicator with these numbers there, of which it is
-    /// known whether they share a host.
+    /// These keys, for a group whose ranks are `members` in another communicator. The caller knows
+    /// whether they share a host.
     pub fn of_members(mut self, members: &[Rank], is_one_host: bool) -> GroupKeys<'a> {
         let mix = |hash: u64, member: &Rank| crate::prng::mix(hash ^ u64::from(*member));
         self.group = members.iter().fold(1, mix);
@@ -126,7 +127,7 @@ impl<'a> GroupKeys<'a> {
         self
     }
 
-    /// Where the rank stands.
+    /// The place of the rank in its group.
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -219,8 +220,8 @@ impl<'a> GroupKeys<'a> {
         let _ = self.put(&self.key_of_rank_0(), &Posted::Over, LATE_ANSWER_TIME);
     }
 
-    /// Rank 0, which waits for the others: the error of one that cannot come. Looks where a look is
-    /// due, or in any case.
+    /// Looks whether a rank that cannot come has said so: its reason is the error. Rank 0 calls
+    /// this while it waits for the others. It looks if a look is due, or `is_last`.
     pub(super) fn look(&self, is_last: bool, clock: BusyClock<'_>) -> Result<()> {
         if !is_last && !self.is_due(clock) {
             return Ok(());
@@ -262,7 +263,7 @@ impl<'a> GroupKeys<'a> {
         }
     }
 
-    /// The addresses of rank 0, which has said this; an error if it has said another thing since.
+    /// The addresses of rank 0, which has said this; an error if it has said something else since.
     pub(super) fn addresses(&self, here: &Here, clock: BusyClock<'_>) -> Result<Vec<SocketAddr>> {
         if self.is_due(clock)
             && let Some(posted) = self.get(&self.key_of_rank_0(), LOOK_TIME)?

@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use std::os::unix::fs::MetadataExt;
 
-/// A number that is equal on ranks of one host: of one kernel, started once, and one network
+/// A number that is equal on ranks of one host: of one boot of one kernel, and of one network
 /// namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostIdentity(pub u64);

@@ -41,7 +41,8 @@ fn is_of_one_link(ip: IpAddr) -> bool {
     }
 }
 
-/// Those whose names fit a list as `LINERATE_IFNAME` has it; an error says which there are.
+/// The interfaces whose names fit a list as `LINERATE_IFNAME` has it; the error says which there
+/// are.
 pub(super) fn named(all: &[Interface], list: &str) -> Result<Vec<Interface>> {
     let (is_excluded, names) = match list.strip_prefix('^') {
         Some(names) => (true, names),

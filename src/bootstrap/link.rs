@@ -272,12 +272,12 @@ pub(super) fn told(text: &[u8]) -> Error {
     Error::Bootstrap(text.trim_start_matches("bootstrap: ").to_string())
 }
 
-/// An IPv4 address that a listener of both families shows as one of IPv6, as IPv4.
+/// The address as IPv4, if a listener of both families shows an IPv4 address as one of IPv6.
 fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Whether every host has this address.
+/// Whether this is a loopback address, which every host has.
 pub(super) fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
@@ -321,7 +321,7 @@ fn write_sealed(
     Ok(())
 }
 
-/// The handshake of TLS, of the side that waits for it.
+/// Does the handshake of TLS, and waits for the other side until the deadline.
 pub(super) fn secure(
     mut stream: &TcpStream,
     tls: &mut Tls,

@@ -4,8 +4,8 @@
 //! until then this process keeps one message of it. With TLS the two agree on keys within the same
 //! time. At most [`UNAUTHENTICATED_MAX`] peers may be in their handshake.
 //!
-//! Which of them makes room where all these places are taken, and why that keeps no rank out, says
-//! [`Places`]. The first few refusals are printed on standard error, and the others are counted.
+//! [`Places`] says which of them makes room if all places are taken, and why that keeps no rank
+//! out. The first few refusals are printed on standard error, and the others are counted.
 
 use super::credentials::{Credentials, DETAIL_TLS};
 use super::note::note;
@@ -30,7 +30,7 @@ pub(super) const TO_PARENT: u64 = 2;
 /// [`Claim::detail`] of a survivor that connects to the one that leads.
 pub(super) const TO_LEADER: u64 = 3;
 
-/// Peers in their handshake at once: a burst of ranks, and less than 1 MiB.
+/// Peers in their handshake at once: enough for a burst of ranks, and less than 1 MiB in all.
 pub(super) const UNAUTHENTICATED_MAX: usize = 1024;
 /// Records that a control connection keeps in either direction: it carries little, and rank 0 has
 /// one for every rank.
@@ -60,7 +60,7 @@ pub(super) struct Listener {
     sockets: Vec<TcpListener>,
     places: Places<Unauthenticated>,
     credentials: Credentials,
-    /// Where the secret was made here.
+    /// Serves the secret, if it was made here.
     secret_socket: Option<SecretSocket>,
     own: Rank,
     refused: u64,
@@ -152,7 +152,7 @@ impl Listener {
 
     /// Reads what a peer has said.
     fn hear(&mut self, number: u64, authenticated: &mut Vec<Authenticated>) -> Result<()> {
-        // It has given up its place since the look.
+        // The peer may have given up its place since the look.
         let Some(peer) = self.places.get_mut(number) else {
             return Ok(());
         };

@@ -91,7 +91,7 @@ fn the_oldest_silent_connection_makes_room_at_once() {
     poll_until_refused(&mut listener, 40, Time(0));
     assert_eq!(listener.places.iter().count(), UNAUTHENTICATED_MAX);
     assert!(listener.refusals().contains("others wanted its place"));
-    // It is closed, and the one behind the last of those that made room is not.
+    // The last connection that made room is closed, and the next one is not.
     assert_eq!(silent[39].read(&mut [0; 8]).unwrap(), 0);
     silent[40].set_nonblocking(true).unwrap();
     assert_eq!(

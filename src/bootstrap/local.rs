@@ -117,7 +117,7 @@ fn gather(
     }
 }
 
-/// Who has not come, and who has.
+/// The error that names the ranks that have not come and those that have.
 fn absent(own: &Introduction, job: &str, table: &Table) -> Error {
     let (waiting, absent): (Vec<Rank>, Vec<Rank>) =
         (0..own.ranks).partition(|rank| table.contains_key(rank));

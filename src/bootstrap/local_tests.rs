@@ -136,7 +136,7 @@ fn silent_processes_and_other_programs_keep_no_rank_of_the_host_out() {
         while others.len() < 400 {
             match connect_to(&name) {
                 Ok(mut stream) => {
-                    // Every second one speaks, and no language of ours.
+                    // Every second one says what no rank says.
                     if others.len() % 2 == 0 {
                         let _ = stream.write_all(b"GET / HTTP/1.1");
                     }

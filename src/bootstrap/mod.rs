@@ -3,9 +3,9 @@
 //! [`place_from_env`] reads what launchers set, purely. [`Meeting`] brings the ranks of a job
 //! together and carries one blob of every rank to every rank: over a Unix socket where all are on
 //! this host (`local.rs`), else over TCP (`network.rs`; read that first). Rank 0 has one
-//! [`Server`](server::Server) for both. Where the caller has a
-//! way between its processes, rank 0 says by it where it listens (`exchange.rs`). [`Reunion`] is
-//! where the survivors of a failed communicator meet.
+//! [`Server`](server::Server) for both. If the caller already has a way between its processes, rank
+//! 0 uses it to say where it listens (`exchange.rs`). The survivors of a failed communicator meet
+//! at a [`Reunion`].
 
 mod busy;
 mod coming;
@@ -60,7 +60,7 @@ use note::note;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// A rank of a job whose ranks are all on their way to each other.
+/// One rank's part in bringing the ranks of its job together.
 pub struct Meeting {
     rank: Rank,
     ranks: u32,
@@ -77,8 +77,8 @@ enum Way {
 }
 
 impl Meeting {
-    /// Goes where the ranks of the job meet. Over TCP, waits until all have come, at most for the
-    /// timeout of the settings; on one host they come with their blobs.
+    /// Goes where the ranks of the job meet. Over TCP it waits until all have come, at most for the
+    /// timeout of the settings. On one host they meet only in [`Meeting::exchange`].
     pub fn go_to(place: &Place, config: &Config, clock: BusyClock<'_>) -> Result<Meeting> {
         raise_descriptors(place.ranks);
         let network = match place.rendezvous {

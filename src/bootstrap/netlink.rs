@@ -28,7 +28,7 @@ const HEADER_BYTES: usize = 16;
 const ATTRIBUTE_BYTES: usize = 4;
 const LINK_BYTES: usize = 16;
 const ADDRESS_BYTES: usize = 8;
-/// What the kernel puts into one answer at most, and answers until we think that it never ends.
+/// What the kernel puts into one answer at most, and the number of answers after which we give up.
 const ANSWER_BYTES: usize = 64 * 1024;
 const ANSWERS_MAX: usize = 10_000;
 
@@ -50,7 +50,7 @@ pub struct NetworkLink {
 pub(super) struct LinkAddress {
     /// The interface's number.
     pub index: u32,
-    /// Its name, or what stands for it; those of IPv6 have none.
+    /// The interface's name, or an alias such as eth0:1. IPv6 addresses have none.
     pub label: Option<String>,
     pub ip: IpAddr,
 }
@@ -151,7 +151,7 @@ fn parse_address(body: &[u8]) -> Option<LinkAddress> {
     Some(LinkAddress {
         index: number(body, 4)?,
         label,
-        // Of a point-to-point link the other side has ADDRESS, this one LOCAL.
+        // On a point-to-point link, ADDRESS is the other side's and LOCAL this side's.
         ip: local.or(address)?,
     })
 }

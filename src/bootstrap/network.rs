@@ -221,7 +221,7 @@ fn head(
             secret: credentials.made_secret(),
         }),
         Err(error) => {
-            // Who comes later finds the reason in the exchange, if there is one.
+            // A rank that comes later finds the reason in the exchange, if there is one.
             let until = match keys.is_some() || clock.now() >= deadline {
                 true => clock.now(),
                 false => deadline,
@@ -320,8 +320,8 @@ fn own_offer(place: &Place, config: &Config) -> Offer {
     transport::own_offer(place.rank, place.ranks, &options)
 }
 
-/// The address of rank 0's host at which most ranks of other hosts have arrived; without any, at
-/// which its own have.
+/// The address of rank 0's host at which most ranks of other hosts have arrived, or most of its own
+/// host if there are no others.
 fn own_address(server: &Server, ranks: u32, named: Option<&[Interface]>) -> (IpAddr, String) {
     let mut counts: Vec<(usize, IpAddr, bool)> = Vec::new();
     for link in (1..ranks).filter_map(|rank| server.link(rank)) {
@@ -371,7 +371,7 @@ fn check(rank: Rank, coming: &Coming, wanted: &Coming) -> Result<()> {
     Ok(())
 }
 
-/// Who has not come, and who has.
+/// The error that names the ranks that have not come and those that have.
 fn absent(come: &[Option<Coming>], refusals: &str) -> Error {
     let of = |has_come: bool| -> Vec<usize> {
         let ranks = come.iter().enumerate();
@@ -473,8 +473,8 @@ fn other(
     })
 }
 
-/// A listener where the route from rank 0 arrives; anywhere if that is loopback and other hosts are
-/// served.
+/// A listener at this rank's address of its connection to rank 0; at all addresses, if that one is
+/// loopback and other hosts are served.
 fn listen_for_children(
     head: &Link,
     rank: Rank,

@@ -97,7 +97,7 @@ fn flood(to: SocketAddr, has_met: &AtomicBool, count: &AtomicUsize) {
             2 => &hello,
             _ => &[b'x'; HANDSHAKE_BYTES],
         };
-        // Its end leaves nothing behind in the kernel, where other tests look.
+        // When it is closed, nothing of it stays in the kernel, where other tests look.
         sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
         // It may have been refused already.
         let _ = stream.write_all(said);
@@ -272,8 +272,8 @@ fn where_a_rank_goes_survives_and_other_words_are_refused() {
     }
 }
 
-/// Hosts whose ranks are dealt out in turns: by the ranks' own numbers, those of one host would all
-/// have the same remainder.
+/// If ranks are dealt out to hosts in turns, those of one host all have the same remainder, so
+/// their own numbers would not spread them over its devices.
 #[test]
 fn ranks_are_counted_by_their_hosts() {
     let [a, b] = ["a", "b"].map(|name| HostIdentity::own(Some(name)).unwrap());

@@ -11,9 +11,9 @@ use std::time::Duration;
 /// The longest line of the protocol.
 const LINE_BYTES_MAX: usize = 1024;
 
-/// What all ranks get: rank 0 gives a text of one word for `key`, the others none. Collective:
-/// returns when all have called it. Takes leave of the launcher, which would end the whole job if a
-/// process that has spoken exits without.
+/// Gives all ranks the text that rank 0 passes for `key`, one word; the others pass none.
+/// Collective: returns when all have called it. Ends the conversation with the launcher, which ends
+/// the whole job if a process that has spoken exits without that.
 pub(super) fn share(
     descriptor: i32,
     key: &str,

@@ -31,7 +31,7 @@ pub(super) enum Posted {
 pub(super) struct Here {
     /// How many ranks it expects.
     pub ranks: u32,
-    /// Which ranks they are in the communicator that the new one is made from; a hash.
+    /// A hash of their ranks in the communicator that the new one is made from, else 0.
     pub group: u64,
     /// Tells this meeting from all others: part of what both sides prove.
     pub nonce: u64,

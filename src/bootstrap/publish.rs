@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Addresses that are told to others, at most: a line of PMI has to hold them.
 const ADDRESSES_MAX: usize = 8;
-/// Under what name launchers keep them.
+/// The key under which launchers keep them.
 const KEY: &str = "linerate-rank0";
 /// A file of addresses is shorter.
 const FILE_BYTES_MAX: u64 = 4096;
@@ -55,7 +55,7 @@ pub(super) fn listen(
     timeout: Duration,
 ) -> Result<Listening> {
     let listening = listen_only(place, credentials, named).and_then(|mut listening| {
-        // Before the others hear of the port, all of whose addresses have the same.
+        // It is opened before the others hear of the port, which is the same on all addresses.
         if let (None, Some(address)) = (credentials.key(), listening.addresses.first()) {
             listening.secret_socket = Some(SecretSocket::open(address.port(), credentials)?);
         }
@@ -109,7 +109,7 @@ fn is_alone(place: &Place, credentials: &Credentials) -> bool {
     place.is_on_one_host() || (is_unknown && !credentials.is_open)
 }
 
-/// How a rank that is not rank 0 learns where that listens.
+/// How another rank learns where rank 0 listens.
 pub(super) enum Finder {
     /// Known from the start.
     Known(Vec<SocketAddr>),
@@ -281,8 +281,8 @@ fn path_in(folder: &Path, place: &Place) -> PathBuf {
     folder.join(format!("linerate-{name}-{}.addresses", place.epoch))
 }
 
-/// Writes a new file beside it and renames that, so that readers see a whole file or none. Others
-/// may write to the folder, so the new file has a name that cannot be guessed.
+/// Writes a new file beside the final one and renames it, so that readers see a whole file or none.
+/// Others may write to the folder, so the new file has a name that cannot be guessed.
 fn publish_file(folder: &Path, place: &Place, text: &str) -> Result<PublishedFile> {
     let path = path_in(folder, place);
     let beside = path.with_extension(format!("{:016x}", nonce()?));

@@ -30,7 +30,7 @@ pub struct Reunion {
     network: Option<Network>,
 }
 
-/// Beyond one host.
+/// What is needed beyond one host.
 struct Network {
     credentials: Credentials,
     /// Addresses by rank.
@@ -46,7 +46,7 @@ pub enum MeetingPlace {
     Network(NetworkPlace),
 }
 
-/// A listener of other hosts.
+/// A listener for ranks of other hosts.
 #[derive(Debug)]
 pub struct NetworkPlace(Box<Listener>);
 
@@ -139,7 +139,8 @@ impl Reunion {
 }
 
 impl MeetingPlace {
-    /// The survivors that have come since, at most `most`. Other processes are refused.
+    /// The survivors that have come since the last call, on one host at most `most`. Other
+    /// processes are refused.
     pub fn accept(&mut self, most: usize, clock: &Clock) -> Result<Vec<Conversation>> {
         let mut came = Vec::new();
         match self {

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// A rank reads all the time; one that is stopped is not waited for.
+/// A rank reads all the time; one that is stopped is waited for no longer.
 const SEND_TIME: Duration = Duration::from_secs(2);
 /// How long ranks that have not come yet are told of a failure: a launcher starts hundreds of
 /// processes in that time.
@@ -74,15 +74,15 @@ impl Server {
                 rank => self.read(rank as Rank, due, &mut frames)?,
             }
         }
-        // In any case, because it has deadlines.
+        // The entrance is polled in any case, because it has deadlines.
         let mut new = Vec::new();
         let polled = (self.entrance).poll(clock.now(), self.bytes_max, &mut new);
         let ranks: Vec<Rank> = new.iter().map(|(rank, _)| *rank).collect();
-        // All of them, so that all are told of an error.
+        // All of them are admitted, so that all are told of an error.
         let admit = |first: Result<()>, (rank, link)| first.and(self.admit(rank, link, clock));
         new.into_iter().fold(polled, admit)?;
         for rank in ranks {
-            // What came together with the end of the handshake is in no socket.
+            // What came together with the end of the handshake is not in the socket any more.
             self.read(rank, due, &mut frames)?;
         }
         Ok(frames)
@@ -139,8 +139,8 @@ impl Server {
         sent.map_err(|Lost(why)| broke(rank, &why))
     }
 
-    /// The job cannot start: tells those who have come why, and until then (at most for some
-    /// seconds) those who come.
+    /// The job cannot start: tells the ranks that have come why, and those that come until the
+    /// deadline (at most for [`TELL_TIME`]).
     pub fn fail(mut self, error: Error, (deadline, clock): (Time, BusyClock<'_>)) -> Error {
         let text = error.to_string();
         let mut told_count = 0;

@@ -25,7 +25,7 @@ const HEADER_BYTES: usize = 8;
 const SEND_TIME: Duration = Duration::from_secs(2);
 
 /// What survivors say. A message of a round has the round's number, so that one of an earlier round
-/// is told from it.
+/// is recognised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Member to leader, first of all: its old rank.

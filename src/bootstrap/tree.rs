@@ -1,6 +1,6 @@
-//! The contacts of all ranks to all ranks, over a tree: up to rank 0, each rank with those below
-//! it, then down again all of them. With four children a rank, a thousand ranks are five levels
-//! deep, and no rank sends all contacts more than four times.
+//! The tree over which the contacts of all ranks reach all ranks. Each rank sends its own and those
+//! from below it up, until rank 0 has all, and then all of them go down. With four children a rank,
+//! a thousand ranks are five levels deep, and no rank sends all contacts more than four times.
 //!
 //! Pure: who is above and below whom, and the tables as bytes.
 
@@ -17,7 +17,7 @@ pub(super) fn parent(rank: Rank) -> Option<Rank> {
     (rank > 0).then(|| (rank - 1) / FANOUT)
 }
 
-/// The ranks below, next to it.
+/// The ranks directly below.
 pub(super) fn children(rank: Rank, ranks: u32) -> std::ops::Range<Rank> {
     let first = u64::from(rank) * u64::from(FANOUT) + 1;
     let end = (first + u64::from(FANOUT)).min(ranks.into());

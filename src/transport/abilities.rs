@@ -17,8 +17,9 @@ pub trait Mapping {
     /// A mapped region is used until the connection ends: a peer that deregisters it fails.
     fn pin(&mut self, _peer: Rank, _key: RegionKey) {}
 
-    /// Views of regions that peers had deregistered before the last call are used no more. Whatever
-    /// peers do, a view that [`Mapping::mapped`] gave stays valid until the second call after that.
+    /// The caller uses no view of a region that its peer had deregistered before the previous call.
+    /// A view from [`Mapping::mapped`] stays valid until the second call after it, whatever peers
+    /// do.
     fn release_freed(&mut self) {}
 
     /// Whether a send of this many bytes to this peer may come from memory that is not registered,
@@ -46,8 +47,8 @@ pub trait Signals {
     /// Wakes a peer that sleeps.
     fn notify(&mut self, peer: Rank);
 
-    /// Wakes peers for each of which a signal was stored, each with the last of those that it
-    /// wants.
+    /// A signal was stored for each of these peers. Wakes each peer for which it is the last of the
+    /// signals that the peer wants.
     fn notify_signals(&mut self, peers: &[Rank]) {
         peers.iter().for_each(|&peer| self.notify(peer));
     }
@@ -57,9 +58,9 @@ pub trait Signals {
         self.notify(peer);
     }
 
-    /// This rank is about to sleep, by one thread, and this many signals that it has not seen wake
-    /// it together, where signals are stores. 0 is said before it looks for them: then whatever
-    /// comes wakes it.
+    /// Where signals are stores: one thread of this rank is about to sleep, and signals wake it
+    /// only when this many that it has not seen have come. 0 is passed before it looks for them:
+    /// then anything that comes wakes it.
     fn want_signals(&mut self, _count: u32) {}
 }
 
@@ -86,16 +87,16 @@ pub struct PortInUse {
     pub device: String,
     /// Counted from 1.
     pub number: u8,
-    /// Payload of a packet at most, as far as this port goes.
+    /// Largest payload of a packet that this port allows.
     pub mtu_bytes: u32,
-    /// The least payload of the ports at the other ends; packets carry the less of both.
-    /// `None`: not joined yet.
+    /// The smallest such payload of the ports at the other ends; packets carry the smaller of both.
+    /// `None`: no peer has told its own yet.
     pub peers_mtu_bytes: Option<u32>,
     /// Index of the GID that packets carry.
     pub gid_index: u32,
     /// Ethernet, or InfiniBand.
     pub is_ethernet: bool,
-    /// Posts of this many bytes are inline.
+    /// Posts of at most this many bytes are inline.
     pub inline_bytes: u32,
     /// To each peer.
     pub queue_pairs: u32,
@@ -117,8 +118,8 @@ pub trait Diagnostics {
     }
 
     /// What keeps a peer from being reached at the moment, while the transport still tries: for the
-    /// error of an operation that does not wait as long. It names what this rank uses; the peer's
-    /// rank is known.
+    /// error of an operation that does not wait as long. It names what this rank uses, and not the
+    /// peer's rank, which the caller knows.
     fn trouble(&self, _peer: Rank) -> Option<String> {
         None
     }
@@ -134,8 +135,8 @@ pub trait Diagnostics {
         Traffic::Idle
     }
 
-    /// A message that has come, waits for a receive and is of this kind, by its tag and header: the
-    /// peer, and these two. A provider may know of none.
+    /// The peer, tag and header of a message that waits for a receive and that `is_meant` accepts
+    /// by its tag and header. A provider may know of none.
     fn unmatched(
         &mut self,
         _is_meant: &mut dyn FnMut(u64, u64) -> bool,

@@ -1,4 +1,4 @@
-//! What ranks of several hosts use between their hosts, if no setting says it: RDMA where every
+//! What ranks of several hosts use between their hosts, unless a setting says it: RDMA where every
 //! rank has a device for it, else connections. Each rank says what it has when the ranks meet, and
 //! rank 0 decides for all ([`agree`]).
 
@@ -19,7 +19,7 @@ pub struct Lack {
 }
 
 impl From<String> for Lack {
-    /// That of a rank without a device, or which is not to use it.
+    /// The lack of a rank that has no device, or is not to use it.
     fn from(why: String) -> Lack {
         Lack {
             why,
@@ -40,8 +40,8 @@ pub struct Agreed {
     pub is_pity: bool,
 }
 
-/// What a rank of this many can offer. Devices are opened for that, and closed: that a device is
-/// there does not mean that it may be used, or that it has room.
+/// What this rank can offer. It opens its devices and closes them again, because a device that is
+/// there may be forbidden or full.
 pub fn own_offer(rank: Rank, ranks: u32, options: &Options) -> Offer {
     if let Some((flag, what)) = options.unkept_promise() {
         return Err(format!("{flag} was asked for, and devices do not {what}").into());
@@ -66,7 +66,7 @@ pub fn agree(offers: &[Offer]) -> Agreed {
     let lacks =
         |(rank, offer): (usize, &Offer)| offer.as_ref().err().map(|lack| (rank, lack.clone()));
     let lacking: Vec<(usize, Lack)> = offers.iter().enumerate().filter_map(lacks).collect();
-    // One that has a device says more than others.
+    // The reason of a rank that has a device says more than others.
     let with_device = lacking.iter().find(|(_, lack)| lack.has_device);
     if let Some((rank, Lack { why, has_device })) = with_device.or(lacking.first()) {
         let who = match lacking.len() == offers.len() {

@@ -92,8 +92,8 @@ impl Credits {
         self.0[class].note_sent(1);
     }
 
-    /// The peer has matched this many messages of a class so far. A count that is old, as one that
-    /// was sent once more may be, or that cannot be right changes nothing.
+    /// The peer has matched this many messages of a class so far. A count changes nothing if it is
+    /// old, because it was sent once more, or cannot be right.
     #[inline]
     pub fn handle_told(&mut self, class: usize, count: u16) {
         let ledger = &mut self.0[class];

@@ -1,7 +1,8 @@
 //! [`Matching`], the matching of messages in `shm`, `tcp`, `verbs` and with the rank itself:
 //! receives of one peer's messages meet what comes, by tag and in order.
 //!
-//! `F` says where the bytes of a message are that were not copied. The provider gets them.
+//! `F` says where the bytes of a message are, if they were not copied. The provider gets them from
+//! there.
 
 use super::posts::Ends;
 use super::{Outcome, PostError, TAG_CLASSES, tag_class};

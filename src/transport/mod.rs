@@ -9,16 +9,17 @@
 //!  1. Nothing blocks and nothing sleeps; every call returns in bounded time.
 //!  2. Time is an argument. A provider never reads a clock.
 //!  3. A full queue answers [`PostError::WouldBlock`] and changes nothing; the same post succeeds
-//!     later. [`Event::Connected`] says that posts are taken: a provider that makes the connection
-//!     at the first use may answer posts so until it is made, except those of clause 7 that always
-//!     find room.
+//!     later. [`Event::Connected`] says that posts are taken: a provider that connects at the first
+//!     use may give this answer until the connection is made, but not to the posts of clause 7 that
+//!     always find room.
 //!  4. Every accepted post gives exactly one [`Completion`] with its token, success or not.
 //!  5. After [`Event::PeerFailed`] or [`Event::PeerLeft`] every outstanding post to that peer
 //!     completes as [`Outcome::Flushed`], and later posts answer [`PostError::PeerFailed`], except
-//!     a receive whose message had arrived before. (One that its peer reads itself arrives when its
-//!     receive takes it.) One of the two events comes, once; that of a failure carries the cause.
-//!     Where no connection was made yet, it comes once something is posted to the peer, or a
-//!     receive of another class than [`URGENT_CLASS`] waits for it.
+//!     a receive whose message had arrived before. (A message that the receiver itself reads out of
+//!     the sender's memory arrives when a receive takes it.) One of the two events comes, once;
+//!     that of a failure carries the cause. Where no connection was made yet, it comes once
+//!     something is posted to the peer, or a receive of another class than [`URGENT_CLASS`] waits
+//!     for it.
 //!  6. A message matches a receive by (peer, tag). Messages of one (peer, tag) match in the order
 //!     in which they were sent; nothing else is ordered.
 //!  7. A message whose receive is not posted yet waits and never holds up a message with another
@@ -51,18 +52,18 @@
 //! 17. [`Signals::notify`] wakes a peer that sleeps on its [`WaitSource`]; so does every message
 //!     or put that arrives there, and the last of the signals that it wants
 //!     ([`Signals::want_signals`]). A wake-up is never lost, and may be spurious.
-//! 18. After [`Transport::withdraw`] no earlier send or put reads memory of its caller, neither
-//!     does the kernel or a device for it, and what its peer reads there itself, mapped or out of
-//!     this process, does not count. Each that has not completed completes as
-//!     [`Outcome::Cancelled`], or goes on from a copy. The peer receives such a message as it was
-//!     or never, and its receive goes on waiting then; part of it, or of a put, may be in the
+//! 18. After [`Transport::withdraw`] no earlier send or put reads memory of its caller, nor does
+//!     the kernel or a device on its behalf. What the peer itself reads there, mapped or out of
+//!     this process, does not count. Each post that has not completed completes as
+//!     [`Outcome::Cancelled`], or goes on from a copy. The peer receives such a message unchanged,
+//!     or never: then its receive goes on waiting. Part of the message, or of a put, may be in the
 //!     destination. What had been sent from copies, as all short messages are, still arrives. A
 //!     peer that reads this rank's regions through [`Mapping::mapped`] is told so when it asks
 //!     after its last read ([`Mapping::has_withdrawn`]); one that gets from them gets what is
 //!     there. This call alone may wait, for some milliseconds, where a device is sending.
 //! 19. [`Transport::inject`] is a send that has completed when it is accepted: no completion
-//!     follows, and the source may be reused. Where it says no, nothing has happened, and the
-//!     message is posted.
+//!     follows, and the source may be reused. Where it returns false, nothing has happened, and the
+//!     caller posts the message.
 //! 20. [`Rma::post_atomic`] changes an aligned word of 8 bytes of a region, of a peer's or of this
 //!     rank's own, at once for all operations of that kind on it, no matter who posts them. What
 //!     was there before comes to the result. One that completes as [`Outcome::Done`] has been done
@@ -75,8 +76,8 @@
 //!     leaves with the word 0, and what it had sent may be lost. A rank that ends in any other way
 //!     has failed.
 //! 22. A message whose tag begins with three ones ([`tells_arrival`]) and that finds no receive is
-//!     told once, by [`Event::Unmatched`], before the end of its peer is. A receive with its tag
-//!     meets it then.
+//!     reported once, by [`Event::Unmatched`], before the end of its peer is reported. A later
+//!     receive with its tag meets it.
 //!
 //! # What a provider implements
 //!
@@ -175,9 +176,9 @@ pub struct Capabilities {
     pub bytes_per_second: f64,
 }
 
-/// Up to this many ranks, each is connected to all others before the first operation: what one rank
-/// says then reaches the others' hosts although they are busy, and all notice a death. In larger
-/// jobs connections between hosts are made at the first use.
+/// In jobs of at most this many ranks, each rank is connected to all others before the first
+/// operation. So its news reaches hosts whose ranks are busy, and all ranks notice a death. In
+/// larger jobs connections between hosts are made at the first use.
 const CONNECTED_RANKS_MAX: usize = 16;
 
 const _: () = assert!(
@@ -214,7 +215,8 @@ pub enum PostError {
     WouldBlock,
     /// The peer failed earlier.
     PeerFailed,
-    /// The arguments break the contract; the text says how. (What a post answers fits registers.)
+    /// The arguments break the contract; the text says how. (The box keeps the result of a post at
+    /// two words.)
     #[allow(clippy::box_collection)]
     Invalid(Box<String>),
     /// Memory or something else that the post needs cannot be had; the error says why.
@@ -239,7 +241,7 @@ impl From<Error> for PostError {
 /// How a post ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As asked; this many bytes moved.
+    /// It did what was asked.
     Done,
     /// The message was longer than the receive.
     Truncated,
@@ -328,7 +330,7 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     ) -> std::result::Result<(), PostError>;
 
     /// Sends a message of at most [`Capabilities::inline_bytes`] bytes without a completion (clause
-    /// 19); false: not here.
+    /// 19); false: the message has to be posted.
     ///
     /// For short messages the completion is a fifth of the engine's work.
     ///
@@ -367,7 +369,7 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     /// Ends the outstanding receive with this token (clause 13).
     fn cancel(&mut self, peer: Rank, token: u64);
 
-    /// Lets leave what was posted and waits for the next poll: the caller may not poll for long.
+    /// Sends what was posted and waits for the next poll, which may not come for a while.
     fn hand_over(&mut self) {}
 
     /// Makes progress and appends what happened. `now` is coarse: refreshed every few dozen polls.
@@ -386,7 +388,8 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     }
 }
 
-/// Looks of [`do_until_done`], and the pauses between them, each twice as long as the one before.
+/// How often [`do_until_done`] looks. The pauses between the looks double, from the first to the
+/// longest.
 const LOOKS: u32 = 210;
 const PAUSE_FIRST: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(5);

@@ -71,9 +71,9 @@ impl Options {
     }
 }
 
-/// Opens a provider. `auto` is `shm` (of ranks on several hosts the communicator asks for
-/// `router:tcp` or `router:verbs`, see `agree`), `router` alone `router:tcp`. `nonce` differs
-/// between all ranks and jobs alive on the host.
+/// Opens a provider. `auto` means `shm` (for ranks on several hosts the communicator asks for
+/// `router:tcp` or `router:verbs`, see `agree`), and `router` alone means `router:tcp`. `nonce`
+/// differs between all ranks and jobs alive on the host.
 pub fn open(
     name: &str,
     rank: Rank,

@@ -65,14 +65,15 @@ impl Pieces {
     }
 }
 
-/// Beyond this no more than two pieces are under way on a rail: records wait behind it for 84 us at
-/// 100 Gbit/s, and at 400 Gbit/s there are 21 us to post the next piece.
+/// Beyond this many bytes, at most two pieces are under way on a rail. A record waits behind them
+/// for 84 us at 100 Gbit/s, and at 400 Gbit/s there are 21 us to post the next piece.
 const WINDOW_BYTES: u64 = 1 << 20;
-/// Of the longest pieces, so that short messages wait less where those are set to be short.
+/// The window is at most this many of the longest pieces, so that short messages wait less where
+/// pieces are set to be short.
 const WINDOW_PIECES: u64 = 4;
 
-/// Bytes of pieces of this length under way on a rail, from which on no further one is posted:
-/// two pieces fill it. Pieces have `longest` bytes at most.
+/// While this many bytes are under way on a rail, no further piece is posted. At least two pieces
+/// of `piece_bytes` fit, and pieces have `longest` bytes at most.
 pub(super) fn window_bytes(piece_bytes: u64, longest: u64) -> u64 {
     let window = WINDOW_BYTES.min(WINDOW_PIECES * longest);
     window.max(2 * piece_bytes)

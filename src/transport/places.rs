@@ -2,8 +2,8 @@
 //! look, which is one system call, tells which of them have said something.
 //!
 //! A rank says hello as soon as it is connected. So where all places are taken, the oldest peer
-//! that has said nothing makes room for the next one. Without such a one it is the oldest that has
-//! said hello and proven nothing within [`PROOF_TIME`], and until then nobody is let in: others
+//! that has said nothing makes room for the next one. If each has said hello, the oldest that has
+//! proven nothing within [`PROOF_TIME`] makes room. Until there is one, nobody is let in: others
 //! wait in the kernel's queue. A rank that had to make room connects again, so that no flood of
 //! peers keeps it out.
 //!
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// round trips, and a rank's wait for a core.
 pub const PROOF_TIME: Duration = Duration::from_millis(100);
 
-/// The number of what accepts connections.
+/// The number that stands for the sockets that accept connections.
 pub const ENTRANCE: u64 = u64::MAX;
 
 /// How far a peer has come.
@@ -142,8 +142,7 @@ impl<T: AsFd> Places<T> {
         self.all.len() >= self.most
     }
 
-    /// Whether another connection may have a place, which is one that somebody makes room for where
-    /// all are taken.
+    /// Whether another connection may have a place: one is free, or a peer can make room.
     pub fn has_room(&self, now: Time) -> bool {
         !self.is_full() || self.least_likely(now).is_some()
     }
@@ -168,7 +167,7 @@ impl<T: AsFd> Places<T> {
         silent.or_else(claiming)
     }
 
-    /// The one that has been here for the longest time, and since when.
+    /// The number of the oldest connection, since when it has been here, and the connection.
     pub fn oldest(&self) -> Option<(u64, Time, &T)> {
         let (&number, place) = self.all.first_key_value()?;
         Some((number, place.since, &place.connection))

@@ -5,7 +5,7 @@ use super::PostError;
 use crate::memory::View;
 use std::collections::BTreeMap;
 
-/// Requests under way to one peer.
+/// Requests that may be under way to one peer.
 pub(super) const REQUESTS_MAX: u64 = 1024;
 
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Requests {
         Some((request.destination, request.token))
     }
 
-    /// The peer is gone: the tokens of all.
+    /// The peer is gone: takes out all requests and gives their tokens.
     pub fn flush(&mut self) -> impl Iterator<Item = u64> + use<> {
         let all = std::mem::take(&mut self.under_way).into_values();
         all.map(|request| request.token)

@@ -38,7 +38,7 @@ pub enum Atomic {
 }
 
 impl Atomic {
-    /// Whether the word and the place for what was there are such as devices take.
+    /// Checks the word's alignment and the result's length, as devices want them.
     pub(super) fn check(self, word: RemoteRange, result: View) -> Result<(), PostError> {
         match result.len_bytes() == 8 && word.offset.is_multiple_of(8) {
             true => Ok(()),
@@ -68,7 +68,8 @@ impl Atomic {
 
     /// By this processor; what was there.
     pub(super) fn apply(self, word: &AtomicU64) -> u64 {
-        // A rank that sees its result sees what was stored before it, and the other way round.
+        // A rank that sees the new value sees what this one stored before it, and this one sees
+        // what the writer of the old value had stored.
         match self {
             Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
             Atomic::CompareSwap { compare, swap } => {
@@ -114,8 +115,8 @@ pub trait Rma {
 
     /// Changes a word of a region, at a multiple of 8; what was there comes to the 8 bytes of
     /// `result` (clause 20). The owner's processor does it, while its rank polls, or the poster's
-    /// where it maps the memory: what a processor does to the word by itself is atomic too, if it
-    /// uses atomic instructions.
+    /// where it maps the memory. So it is atomic with a processor's own atomic instructions on the
+    /// word, too.
     ///
     /// # Safety
     /// "Memory of posts" in the [module](super).

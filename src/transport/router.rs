@@ -65,8 +65,8 @@ pub struct Router {
 
 impl Router {
     /// The transport of `rank`. Ranks that say the same `host` share memory; `nonce` and `fetches`
-    /// are those of [`ShmTransport::new`]; `far` leads to the others, and is one of which peers can
-    /// be expected.
+    /// are those of [`ShmTransport::new`]; `far` leads to the others; it has to support
+    /// [`Expecting`].
     pub fn new(
         (rank, ranks): (Rank, u32),
         host: u64,
@@ -275,7 +275,7 @@ impl Transport for Router {
         source: View,
         token: u64,
     ) -> Posted {
-        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        // SAFETY: the caller's promise holds for either provider, and one of them has the post.
         unsafe { self.to(peer).post_send(peer, tag, header, source, token) }
     }
 
@@ -287,7 +287,7 @@ impl Transport for Router {
         header: u64,
         source: View,
     ) -> std::result::Result<bool, PostError> {
-        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        // SAFETY: the caller's promise holds for either provider, and one of them has the post.
         unsafe { self.to(peer).inject(peer, tag, header, source) }
     }
 
@@ -302,7 +302,7 @@ impl Transport for Router {
 
     #[inline]
     unsafe fn post_recv(&mut self, peer: Rank, tag: u64, destination: View, token: u64) -> Posted {
-        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        // SAFETY: the caller's promise holds for either provider, and one of them has the post.
         unsafe { self.to(peer).post_recv(peer, tag, destination, token) }
     }
 
@@ -368,7 +368,7 @@ impl Rma for Router {
     }
 
     unsafe fn post_put(&mut self, peer: Rank, source: View, to: RemoteRange, token: u64) -> Posted {
-        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        // SAFETY: the caller's promise holds for either provider, and one of them has the post.
         unsafe { self.to(peer).post_put(peer, source, to, token) }
     }
 
@@ -379,7 +379,7 @@ impl Rma for Router {
         destination: View,
         token: u64,
     ) -> Posted {
-        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        // SAFETY: the caller's promise holds for either provider, and one of them has the post.
         unsafe { self.to(peer).post_get(peer, from, destination, token) }
     }
 
@@ -391,7 +391,7 @@ impl Rma for Router {
         result: View,
         token: u64,
     ) -> Posted {
-        // SAFETY: the promise of the caller, who keeps it to whichever provider has the post.
+        // SAFETY: the caller's promise holds for either provider, and one of them has the post.
         unsafe { self.to(peer).post_atomic(peer, what, word, result, token) }
     }
 }

@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// A descriptor that is readable while one of these is; they come with `token`. `what` is waited
-/// for by them, for an error.
+/// A descriptor that is readable while one of these is. Their events carry `token`, and errors say
+/// that `what` is waited for.
 pub(super) fn readable_with<'a>(
     descriptors: impl IntoIterator<Item = BorrowedFd<'a>>,
     token: u64,

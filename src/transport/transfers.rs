@@ -5,7 +5,7 @@
 use super::PostError;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Long transfers under way to one peer.
+/// Long transfers that may be under way to one peer.
 pub(super) const TRANSFERS_MAX: usize = 1024;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ struct Entry<T> {
 pub(super) struct Transfers<T> {
     all: BTreeMap<u64, Entry<T>>,
     next: u64,
-    /// Numbers have these bits, and come again after the last one.
+    /// Numbers are masked with these bits, so they begin again after the last one.
     mask: u64,
     /// Those that can go on, in order. One may have ended meanwhile.
     queue: VecDeque<u64>,
@@ -49,7 +49,7 @@ impl<T> Transfers<T> {
         self.all.len()
     }
 
-    /// Adds one; its number, which no other one has that is under way.
+    /// Adds one and gives its number, which no other transfer under way has.
     pub fn insert(&mut self, transfer: T) -> u64 {
         let id = loop {
             let id = self.next & self.mask;
@@ -119,12 +119,12 @@ impl<T> Transfers<T> {
         }
     }
 
-    /// Whether one waits to go on.
+    /// Whether this one is in the queue.
     pub fn is_queued(&self, id: u64) -> bool {
         self.all.get(&id).is_some_and(|entry| entry.is_queued)
     }
 
-    /// How many can go on, with those that have ended meanwhile.
+    /// How many are in the queue, with those that have ended meanwhile.
     #[inline]
     pub fn queued_count(&self) -> usize {
         self.queue.len()
@@ -158,7 +158,7 @@ impl<T> Transfers<T> {
         }
     }
 
-    /// The peer is gone: all of them.
+    /// The peer is gone: takes out all of them.
     pub fn flush(&mut self) -> impl Iterator<Item = T> + use<T> {
         self.queue.clear();
         let all = std::mem::take(&mut self.all).into_values();

@@ -7,7 +7,7 @@ use crate::error::Result;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// How a connection ends that this rank does not end.
+/// How a connection ends, unless this rank ends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The peer has left in good order, with this word.
@@ -28,7 +28,7 @@ pub struct Control {
     socket: Option<OwnedFd>,
     /// Messages that the socket had no room for.
     outbox: VecDeque<SocketMessage>,
-    /// Messages of the peer that were looked for.
+    /// How many messages the peer had announced at the last look.
     announced_seen: u64,
     /// How it ended, where that was heard while its ring was being read.
     ending: Option<Ending>,
@@ -37,7 +37,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// The socket is this from now on.
+    /// Uses this socket from now on.
     pub fn open(&mut self, socket: OwnedFd) {
         self.socket = Some(socket);
     }
@@ -77,8 +77,8 @@ impl Control {
         sent
     }
 
-    /// Sends a message as the last one before the end. A socket that is full is followed by the
-    /// hang-up all the same.
+    /// Sends a message as the last one before the end. If the socket is full, the peer still sees
+    /// the hang-up.
     pub fn send_last(&self, message: SocketMessage) {
         if let Some(socket) = &self.socket {
             let _ = socket::send(socket.as_fd(), message, None);
@@ -115,7 +115,7 @@ impl Control {
         self.is_told || self.socket.is_none()
     }
 
-    /// Keeps how the peer has ended until its ring is not being read; the first way counts.
+    /// Keeps how the peer has ended for when its ring is not being read. The first ending counts.
     pub fn keep_ending(&mut self, ending: Ending) {
         self.ending.get_or_insert(ending);
     }
@@ -128,10 +128,10 @@ impl Control {
 /// The process of a peer.
 #[derive(Debug, Default)]
 pub struct PeerProcess {
-    /// Ends when the process does. The socket does not show that while a forked child of it holds a
-    /// copy.
+    /// Becomes readable when the process ends. The socket does not show that while a forked child
+    /// of the process holds a copy.
     descriptor: Option<OwnedFd>,
-    /// Its number, if it has one here.
+    /// Its process id, if it has one in this namespace.
     id: Option<i32>,
     /// Its memory can be read here.
     readable: Option<Readable>,

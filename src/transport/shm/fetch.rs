@@ -29,7 +29,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The guard of this process that is this word, as long as that lives.
+    /// This word as the guard of this process, for as long as the word lives.
     pub fn of(word: &u64) -> Guard {
         Guard {
             address: std::ptr::from_ref(word).addr() as u64,
@@ -125,6 +125,6 @@ pub fn own_process() -> i32 {
 pub struct Place {
     pub address: u64,
     pub bytes: u64,
-    /// Counts the sender's messages to this rank.
+    /// Its number among the messages to this rank that lie in the sender's memory.
     pub id: u64,
 }

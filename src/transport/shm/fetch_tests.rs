@@ -37,8 +37,7 @@ fn what_lies_in_a_process_is_read_only_with_its_guard() {
     assert!(Readable::probe(own_process(), nowhere).is_none());
 }
 
-/// Makes memory unreadable where it lies: if it were returned, another test's could be there at
-/// once.
+/// Makes memory unreadable and keeps it mapped: else another test's memory could take its place.
 fn forbid(view: View) {
     let address = view.as_ptr().cast();
     let nothing = rustix::mm::MprotectFlags::empty();

@@ -33,8 +33,8 @@ const UNREGISTERED: u8 = 4;
 /// that it never sleeps for long, and seldom enough to cost nothing.
 const MADE_ROOM: u64 = MESSAGES_PER_PEER as u64 / 8;
 
-/// Bytes of a ring that only messages of [`URGENT_CLASS`] use, and acknowledgements: one more than
-/// promised, because the end of the ring may leave a gap before a record.
+/// Bytes of a ring that only messages of [`URGENT_CLASS`] and acknowledgements use. They hold one
+/// message more than promised, because the end of the ring may leave a gap before a record.
 const URGENT_ROOM: usize = (URGENT_MESSAGES as usize + 1) * (CONTROL_BYTES + CACHE_LINE_BYTES);
 
 const _: () = assert!(ACKNOWLEDGEMENTS_ROOM + URGENT_ROOM <= RING_BYTES / 4);
@@ -315,7 +315,7 @@ impl ShmTransport {
             self.peers[peer as usize].matching.put_back(posted);
         }
         match delivery {
-            // What can be had of a peer that has failed is taken.
+            // A lost message does not keep this rank from taking what else a failed peer had sent.
             Delivery::Lost(reason) if self.peers[peer as usize].state != PeerState::Gone => {
                 Err(reason)
             }
@@ -419,8 +419,8 @@ impl ShmTransport {
         fetched.map_err(|error| Unread::Refused(place, error))
     }
 
-    /// Why a message could not be had, as the cause of the sender's failure here. Where it could
-    /// not be read, the sender would only see a hang-up: it is told.
+    /// Why a message could not be had, as the cause of the sender's failure here. If the kernel
+    /// refused to read it, the sender is told, because it would see only a hang-up.
     fn reason_of(&self, peer: Rank, unread: Unread) -> String {
         let (place, error) = match unread {
             Unread::NoRegion(key) => {
@@ -443,15 +443,15 @@ impl ShmTransport {
         )
     }
 
-    /// Whether a peer had taken back the memory of its message with this number (its lower half: at
-    /// most 128 are not acknowledged) when the last byte was read of it.
+    /// Whether a peer had taken back the memory of this message when its last byte was read. `id`
+    /// is the lower half of its number, which suffices: at most 128 messages are not acknowledged.
     fn is_recalled(&self, peer: Rank, id: u32) -> bool {
         let valid_from = recall::valid_from(self.segment.recalled_by(peer));
         valid_from != 0 && (valid_from as u32).wrapping_sub(id) as i32 > 0
     }
 
     /// Takes back the memory of all messages to this peer that it may not have read yet, and all
-    /// regions; the tokens of the messages. What it reads from now on it will not count.
+    /// regions; the tokens of the messages. The peer discards what it reads from now on.
     pub(super) fn recall(&mut self, peer: Rank) -> Vec<u64> {
         let p = &mut self.peers[peer as usize];
         if let Some(segment) = &p.segment {

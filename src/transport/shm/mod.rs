@@ -1,10 +1,10 @@
 //! The `shm` provider: rings and mapped regions between processes of one host.
 //!
-//! Messages of at most [`INLINE_BYTES_MAX`] bytes travel through a ring; of a larger one only a
-//! descriptor does, and the receiver copies from the sender's region, where it lies, or reads it
-//! out of the sender's address space if it is in no region and that is wanted (`fetch.rs`). Puts
-//! and gets are copies in mapped memory by the rank that posts them. Nothing appears in /dev/shm:
-//! all memory is memfds, whose descriptors travel over Unix sockets.
+//! Messages of at most [`INLINE_BYTES_MAX`] bytes travel through a ring. For a larger one the ring
+//! carries only its place, and the receiver copies it from the sender's region. If it is in no
+//! region and that is wanted, the receiver reads it out of the sender's address space (`fetch.rs`).
+//! Puts and gets are copies in mapped memory by the rank that posts them. Nothing appears in
+//! /dev/shm: all memory is memfds, whose descriptors travel over Unix sockets.
 //!
 //! Set-up and control sockets are in `setup.rs`, the look at all of them in `watch.rs`, messages in
 //! `messages.rs`, the ring in `ring.rs`.
@@ -79,13 +79,13 @@ pub struct ShmTransport {
     /// What peers make readable to wake this rank, where it sleeps on descriptors.
     alarm: Option<OwnedFd>,
     segment: Segment,
-    /// Per peer, how much of its ring has been read: as its consumer says, which lies on another
-    /// cache line for each.
+    /// Per peer, how much of its ring has been read. The consumer of each peer says it too, but on
+    /// a cache line of its own.
     read: Vec<u64>,
     peers: Vec<Peer>,
     own: Loopback,
     regions: Registry<Exported>,
-    /// Of posts that ended at once, and failures found outside `poll`.
+    /// The ends of posts that ended at once, and failures found outside `poll`.
     ends: Ends,
     /// When peers that have not connected are looked for again.
     look_at: Time,
@@ -93,9 +93,9 @@ pub struct ShmTransport {
 
 impl ShmTransport {
     /// The transport of `rank` in a job of `ranks` ranks on this host. `nonce` makes its socket's
-    /// name unique; it must differ between all ranks and jobs alive on the host. `fetches`:
+    /// name unique; it must differ between all ranks and jobs alive on the host. With `fetches`,
     /// messages of memory that is not registered are read where they lie, between this rank and
-    /// each other that wants it and may.
+    /// each peer that also wants it and is allowed to.
     pub fn new(rank: Rank, ranks: u32, nonce: u64, fetches: bool) -> Result<ShmTransport> {
         if rank >= ranks || ranks > crate::limits::RANKS_MAX {
             return Err(Error::invalid(format!(
@@ -140,8 +140,9 @@ impl ShmTransport {
         })
     }
 
-    /// Before the first connection: peers wake this rank by this eventfd too, because it sleeps on
-    /// descriptors. They look at the words of [`Transport::wait_source`] before, and count after.
+    /// Lets peers wake this rank by this eventfd too, because it sleeps on descriptors. Called
+    /// before the first connection. A peer first looks at the words of [`Transport::wait_source`],
+    /// then writes to the eventfd, and then counts.
     pub fn wake_through(&mut self, alarm: OwnedFd) {
         self.alarm = Some(alarm);
     }
@@ -305,8 +306,8 @@ impl Transport for ShmTransport {
         // SAFETY: this transport's segment keeps them mapped; they are only accessed as atomics.
         let lines = unsafe { heads.lines(0, self.peers.len()) };
         for (peer, line) in (0..).zip(lines) {
-            // All that is touched of a peer that has sent nothing. `Consumer::peek` looks again,
-            // with the order that reading takes.
+            // Of a peer that has sent nothing, only this is touched. `Consumer::peek` loads it
+            // again, with the ordering that reading needs.
             if line[0].load(Ordering::Relaxed) != self.read[peer as usize] {
                 self.poll_ring(peer);
             }
@@ -411,7 +412,7 @@ impl Signals for ShmTransport {
 
     #[inline]
     fn notify_signals(&mut self, peers: &[Rank]) {
-        // For the bells of all: `Segment::wake_by_signal` makes none.
+        // One fence for the bells of all peers: `Segment::wake_by_signal` makes none.
         fence(Ordering::SeqCst);
         for &peer in peers {
             if let Some(segment) = &self.peers[peer as usize].segment {

@@ -4,9 +4,9 @@ use super::ring::{Producer, RecordHeader, RingMemory};
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;
 
-/// Messages to one peer that lie in this rank's memory and are not acknowledged. The ring back
-/// keeps a cache line for the acknowledgement of each, so that none has to wait for room: a rank
-/// may send its last one and end.
+/// Messages to one peer that may lie in this rank's memory without an acknowledgement. The ring
+/// back keeps a cache line for the acknowledgement of each, so that none has to wait for room: a
+/// rank may send its last one and end.
 pub const ACKNOWLEDGEMENTS_MAX: usize = 128;
 
 /// Bytes of a ring that only acknowledgements use.
@@ -26,8 +26,8 @@ pub struct Outstanding {
 pub struct Outbound {
     producer: Option<Producer>,
     outstanding: Vec<Outstanding>,
-    /// Of the next message that lies in this rank's memory, from 1 on. The peer hears its lower
-    /// half.
+    /// The number of the next message that lies in this rank's memory, from 1 on. The peer
+    /// acknowledges its lower half.
     next_id: u64,
 }
 
@@ -55,7 +55,7 @@ impl Outbound {
         self.producer.is_some()
     }
 
-    /// Appends a record, if the ring has this many bytes of room besides; false: it has not, or is
+    /// Appends a record, if `room_kept` bytes stay free in the ring; false: they do not, or it is
     /// closed.
     #[inline]
     pub fn push(&mut self, record: RecordHeader, payload: View, room_kept: usize) -> bool {
@@ -68,12 +68,12 @@ impl Outbound {
         self.outstanding.len() < ACKNOWLEDGEMENTS_MAX
     }
 
-    /// The number of the next one.
+    /// The number of the next message that lies in this rank's memory.
     pub fn next_id(&self) -> u64 {
         self.next_id
     }
 
-    /// It was sent.
+    /// The message with that number was sent.
     pub fn note_sent(&mut self, token: u64, bytes: u64) {
         self.outstanding.push(Outstanding {
             id: self.next_id as u32,
@@ -96,7 +96,7 @@ impl Outbound {
     }
 
     /// Takes back all that the peer has not fetched; their tokens. They keep their places until
-    /// they are acknowledged: there is room for this many acknowledgements only.
+    /// they are acknowledged, because the room for acknowledgements is bounded.
     pub fn take_back(&mut self) -> Vec<u64> {
         let outstanding = self.outstanding.iter_mut();
         outstanding.filter_map(|o| o.token.take()).collect()

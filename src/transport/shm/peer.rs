@@ -26,8 +26,8 @@ pub enum PeerState {
 /// Where the bytes of a message are that did not come through the ring.
 #[derive(Debug)]
 pub enum Far {
-    /// In the sender's region; `id` is the lower half of its number among the sender's messages to
-    /// this rank.
+    /// In the sender's region; `id` is the lower half of its number among the messages to this rank
+    /// that lie in the sender's memory.
     InRegion {
         key: RegionKey,
         offset: u64,
@@ -69,7 +69,8 @@ impl Peer {
         }
     }
 
-    /// Whether it has messages to read in memory of this rank, which takes them along when it ends.
+    /// Whether it has messages to read in memory of this rank, which it cannot read after this rank
+    /// ends.
     pub fn has_fetches(&self) -> bool {
         self.state == PeerState::Connected && self.outbound.has_unread()
     }

@@ -10,8 +10,9 @@ pub struct PeerRegions {
     mapped: BTreeMap<RegionKey, Region>,
     /// Those that are used until the end of the connection.
     pinned: Vec<RegionKey>,
-    /// Regions that it has freed since views of freed ones were last let go, and those before:
-    /// still mapped, because operations may have views of them.
+    /// Regions that it has freed since the last [`PeerRegions::release_freed`], and those freed
+    /// between that call and the one before. They are still mapped, because operations may have
+    /// views of them.
     freed: [Vec<Region>; 2],
 }
 

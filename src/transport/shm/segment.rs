@@ -43,7 +43,7 @@ pub struct Segment {
     region: Region,
     quota: Quota,
     ranks: u32,
-    /// Becomes readable where its owner sleeps on descriptors.
+    /// What wakes its owner, if that sleeps on descriptors.
     alarm: Option<OwnedFd>,
 }
 
@@ -158,14 +158,14 @@ impl Segment {
             .wake_after_fence(|| self.quota.count(), || self.raise_alarm());
     }
 
-    /// Wakes the owner for something that the caller has stored and that is no signal: not an owner
-    /// that waits for signals.
+    /// Wakes the owner for something that the caller has stored and that is no signal, unless the
+    /// owner waits for signals only.
     pub fn wake_if_open(&self) {
         self.bell
             .wake_when(|| self.quota.is_open(), || self.raise_alarm());
     }
 
-    /// How many signals wake the owner together, which is the caller: see [`Quota`].
+    /// How many signals wake the owner together: see [`Quota`]. Only the owner sets it.
     pub fn quota(&self) -> Quota {
         self.quota
     }

@@ -19,9 +19,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Connections that may wait to say who they are; of more, the oldest is closed.
+/// Connections that may wait to say who they are. If there are more, the oldest is closed.
 const UNIDENTIFIED_MAX: usize = 256;
-/// Peers that never connect are looked for this often: a system call for each.
+/// How often this rank looks whether peers that have not connected still live: a system call for
+/// each.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl ShmTransport {
@@ -114,8 +115,8 @@ impl ShmTransport {
     }
 
     fn accept_peers(&mut self) -> Result<()> {
-        // A bounded number at a time, the rest waits in the listener's queue: those of this round
-        // are heard before any of them has to make room.
+        // A bounded number is accepted at a time, and the rest waits in the listener's queue. Those
+        // of this round are heard before any of them has to make room.
         while self.unidentified.len() < UNIDENTIFIED_MAX
             && let Some(fd) = socket::accept_from(self.listener.as_fd())?
         {
@@ -142,7 +143,7 @@ impl ShmTransport {
         Ok(())
     }
 
-    /// The connection at this place does not wait to say who it is any more.
+    /// Takes out the connection at this place, which has said who it is or is given up.
     fn dismiss(&mut self, index: usize) -> OwnedFd {
         let fd = self.unidentified.remove(index);
         self.watch.remove(&fd);
@@ -253,7 +254,7 @@ impl ShmTransport {
         }
     }
 
-    /// Handles what a peer's control socket holds. The error: how it ends.
+    /// Handles what a peer's control socket holds. The error says how the connection ends.
     fn hear(&mut self, peer: Rank) -> std::result::Result<(), Ending> {
         while let Some(received) = self.peers[peer as usize].control.receive() {
             match received {
@@ -397,8 +398,8 @@ impl ShmTransport {
         }
     }
 
-    /// Goes on with leaving; true: nothing that this rank has sent needs it, and every peer is
-    /// told. What lies in rings and in mapped memory stays with the peers.
+    /// Goes on with leaving; true: nothing that this rank has sent needs it any more, and every
+    /// peer is told. What lies in rings and in mapped memory stays with the peers.
     pub(super) fn go_on_leaving(&mut self, word: u64) -> bool {
         if self.peers.iter().any(|p| p.has_fetches()) {
             return false;
@@ -547,7 +548,7 @@ pub(super) mod tests {
         owner.export(0, key).unwrap();
         let sent = from.view().in_region(key, 0);
         owner.test_send(0, 5, 8, sent, 9).unwrap();
-        // As the end of its process does, without a word.
+        // The end of its process closes the socket like this, without a word.
         owner.peers[0].control.close();
         // That is heard while the message is looked at, whose memory was made known just before.
         let mut events = Vec::new();

@@ -173,8 +173,8 @@ pub fn is_same_user(fd: BorrowedFd<'_>) -> Result<bool> {
     Ok(user == rustix::process::geteuid().as_raw())
 }
 
-/// User and process at the other end of a Unix socket. The kernel's number of a process of another
-/// namespace is 0, for which rustix has no value.
+/// User and process at the other end of a Unix socket. For a process of another namespace the
+/// kernel gives the number 0, for which rustix has no value.
 fn credentials_of(fd: BorrowedFd<'_>) -> rustix::io::Result<(u32, Option<Pid>)> {
     let mut credentials = libc::ucred {
         pid: 0,
@@ -211,7 +211,7 @@ pub fn process_of(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// The number of the process at the other end; `None` if it has none here.
+/// The process id of the other end; `None` if it has none in this namespace.
 pub fn process_id_of(fd: BorrowedFd<'_>) -> Option<Pid> {
     credentials_of(fd).ok()?.1
 }

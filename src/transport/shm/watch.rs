@@ -11,7 +11,7 @@ pub enum Watched {
     Entrance,
     /// The control socket to a peer.
     Socket(Rank),
-    /// The process of a peer, which has something once it has ended.
+    /// The process of a peer, which is found once it has ended.
     Process(Rank),
 }
 

@@ -4,8 +4,8 @@
 //! can send at once after the answer; the other side joins the epoch when it connects, and finds
 //! what was sent. A side that lost its peer must connect again, which opens a new epoch: nothing of
 //! the old one is delivered there. Small messages that were on the wire when their sender was
-//! killed still arrive until the receiver notices; nothing else of it does. A sender that leaves in
-//! good order stays until all that it had sent is there.
+//! killed still arrive until the receiver notices; nothing else of the sender does. A sender that
+//! leaves in good order stays until all that it had sent is there.
 
 use super::matching::{Channel, Matcher, Receive};
 use super::options::Flaw;
@@ -18,8 +18,8 @@ use crate::transport::{Event, Outcome};
 use crate::types::Rank;
 
 impl Operation {
-    /// A large message that has not matched is copied, as its receiver would have it: its sender's
-    /// memory ends.
+    /// Copies a large message that has not matched, because its sender's memory ends. The receiver
+    /// then has it whole.
     fn hand_over(&mut self) {
         if !matches!(
             (self.action, self.leg),
@@ -31,7 +31,7 @@ impl Operation {
         self.copy_source();
     }
 
-    /// What is sent or put is as it is now, whatever becomes of its memory.
+    /// Copies what is sent or put, so that later changes of its memory do not count.
     fn copy_source(&mut self) {
         let is_own = matches!(self.action, Action::Send { .. } | Action::Put { .. });
         if let (Payload::Held(source, _region), true) = (&self.payload, is_own) {
@@ -203,8 +203,8 @@ impl State {
         self.tell_later(rank, peer, cause);
     }
 
-    /// `rank` is told the end of its connection with `peer`; where the cause is a partition, unless
-    /// that heals first.
+    /// Tells `rank`, after the detection time, that its connection with `peer` has ended. A
+    /// partition that heals before then is not told.
     fn tell_later(&mut self, rank: Rank, peer: Rank, cause: Cause) {
         let at_ns = self.now + self.options.detection_ns;
         let epoch = self.ranks[rank as usize].side(peer).epoch;
@@ -246,8 +246,8 @@ impl State {
     }
 
     /// Ends one side's part of a connection: its posts complete as flushed, and what it holds of
-    /// the other side's is let go. `keeps_arrived`: but for messages that are here as a whole,
-    /// which can still be received.
+    /// the other side's is let go. With `keeps_arrived`, messages that are here as a whole are kept
+    /// and can still be received.
     fn end_channel(&mut self, rank: Rank, peer: Rank, epoch: u32, keeps_arrived: bool) {
         let mine = Channel { peer, epoch };
         let theirs = Channel { peer: rank, epoch };
@@ -309,7 +309,8 @@ impl State {
         }
     }
 
-    /// Lets go of what a failed peer's last messages were, when its rank or this one moves on.
+    /// Lets go of a failed peer's last messages, when this rank connects again, disconnects or is
+    /// gone.
     fn forget_arrived(&mut self, rank: Rank, peer: Rank, side: Side) {
         if side.phase == Phase::Failed {
             let epoch = side.epoch;
@@ -321,7 +322,7 @@ impl State {
     }
 
     /// Lets go of a peer's operation that ends at `receiver`: a receive that it had met is flushed,
-    /// and if its poster needs it no more it is gone.
+    /// and the operation is removed if its poster needs it no more.
     fn release(&mut self, id: OperationId, receiver: Rank) {
         let is_poster_gone = !self.ranks[id.rank as usize].is_alive;
         let Some(operation) = self.rank(id.rank).operations.get(id) else {

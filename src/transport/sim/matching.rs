@@ -1,13 +1,12 @@
-//! The matching of messages in the simulation, with receives (clauses 6 and 7), for one receiving
-//! rank.
+//! Matches messages with receives in the simulation (clauses 6 and 7), for one receiving rank.
 //!
 //! A *stream* is one (peer, epoch of the connection, tag). A message enters its stream when it is
 //! sent, so the order of sending is known however the wire reorders; it can match once it has
 //! arrived and everything before it has matched. A stream without messages and receives does not
 //! exist.
 //!
-//! Streams are kept by peer: a rank of a thousand has one or a few of each, and the end of a
-//! connection looks at no others.
+//! Streams are kept by peer: a rank of a job of a thousand has a few for each, and the end of a
+//! connection looks at those of one peer only.
 
 use crate::memory::View;
 use crate::types::Rank;
@@ -64,7 +63,7 @@ impl<M: Copy + PartialEq> Matcher<M> {
         stream.messages.push_back((message, false));
     }
 
-    /// It is here. It stays unmatched until [`Matcher::poll_match`] says otherwise.
+    /// The message is here. It stays unmatched until [`Matcher::poll_match`] says otherwise.
     pub(super) fn handle_arrival(&mut self, channel: Channel, tag: u64, message: M) {
         // At most messages_per_peer entries; nearly always the first.
         if let Some((streams, at)) = self.find(channel, tag)

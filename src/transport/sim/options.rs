@@ -100,7 +100,7 @@ pub struct SimOptions {
     /// Probability that a message arrives twice, `0.0..1.0`; default 0. Never between ranks of one
     /// host.
     pub duplicate: f64,
-    /// How long after a loss it is transmitted again, nanoseconds; default 100 us.
+    /// How long after a loss a message is transmitted again, nanoseconds; default 100 us.
     pub retransmit_ns: u64,
     /// How long after a death or a partition the survivors are told, nanoseconds; default 1 ms.
     pub detection_ns: u64,
@@ -119,7 +119,7 @@ pub struct SimOptions {
 pub enum Flaw {
     /// What waited for a partition to heal never sets out again.
     LosesOnHeal,
-    /// One announced message of fifty comes without its last byte.
+    /// One of fifty transfers that are read where they lie comes without its last byte.
     CutsMessages,
 }
 
@@ -158,7 +158,8 @@ impl SimOptions {
         }
     }
 
-    /// The host of a rank: all share one index only where hosts are modelled or memory is mapped.
+    /// The index of a rank's host. Without [`SimOptions::hosts`] all ranks share one host if memory
+    /// is mapped, else each rank has its own.
     pub fn host_of(&self, rank: Rank) -> u32 {
         match self.hosts {
             Some(hosts) => rank / hosts.ranks_per_host,
@@ -236,7 +237,7 @@ impl SimOptions {
 /// What one rank has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Messages, puts and gets that it posted and the world accepted.
+    /// Messages, puts, gets and atomic operations that it posted and the world accepted.
     pub posts: u64,
     /// Messages, puts, requests and replies that left its send ports; a large message counts twice
     /// (announcement and data), a retransmission not at all.

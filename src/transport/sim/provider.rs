@@ -14,7 +14,7 @@ use crate::types::Rank;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// One rank's view of a simulated world. Dropping it without [`Transport::leave`] is leaving at
-/// once: what is on the wire is lost.
+/// once: what is on the wire may be lost.
 #[derive(Debug)]
 pub struct SimTransport {
     state: Arc<Mutex<State>>,
@@ -58,7 +58,8 @@ impl SimTransport {
         self.state.lock().expect("a panic inside the simulation")
     }
 
-    /// The world, unless this rank was killed (and perhaps lives again as another transport).
+    /// The world, unless this rank leaves or was killed (and perhaps lives again as another
+    /// transport).
     fn alive(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.lock();
         let own = &state.ranks[self.rank as usize];
@@ -124,7 +125,8 @@ impl Transport for SimTransport {
         }
     }
 
-    /// At once: what is on the wire is delivered in its time, and the peers are told then.
+    /// True at once: what is on the wire is still delivered in its time, and the peers are told
+    /// after that.
     fn leave(&mut self, word: u64) -> bool {
         if let Some(mut state) = self.alive() {
             state.begin_leaving(self.rank, word);
@@ -167,7 +169,7 @@ impl Transport for SimTransport {
         }
     }
 
-    /// Takes memory back by a copy of it: what was sent comes as it was.
+    /// Copies what was sent or put, so that it arrives as it was when its memory is taken back.
     fn withdraw(&mut self) {
         if let Some(mut state) = self.alive() {
             state.withdraw(self.rank);

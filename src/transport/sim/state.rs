@@ -94,7 +94,7 @@ pub(super) struct Operation {
     pub(super) outcome: Outcome,
     /// The receive that it met; its bytes are still under way.
     pub(super) receive: Option<Receive>,
-    /// A message that its receiver has, or of a large one its announcement.
+    /// The receiver has the message or, of a large one, its announcement.
     pub(super) has_arrived: bool,
 }
 
@@ -223,7 +223,7 @@ pub(super) struct Side {
     pub(super) rma: u32,
     /// Receives outstanding.
     pub(super) receives: u32,
-    /// A post was answered with WouldBlock, so this rank is to be woken when there is room.
+    /// A send was answered with WouldBlock, so this rank is to be woken when there is room.
     pub(super) is_starved: bool,
     /// Latest arrival of a large and of a small packet, for worlds that do not reorder.
     pub(super) arrival_ns: [u64; 2],
@@ -258,8 +258,8 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) struct Registered {
     pub(super) region: Arc<Region>,
-    /// By peer, from when on it knows the region: [`NEVER`], and the end left out, where it was not
-    /// exported to it.
+    /// By peer, the time from which it knows the region. It is [`NEVER`], or left out at the end,
+    /// if the region was not exported to the peer.
     pub(super) exports: Vec<u64>,
 }
 
@@ -436,7 +436,8 @@ pub(super) struct State {
     pub(super) parked: Vec<Happening>,
     queue: BinaryHeap<Reverse<Scheduled>>,
     /// What was scheduled in the order in which it happens, such as the answers to a thousand ranks
-    /// that connect to a thousand others. What comes before the last of it is in the heap.
+    /// that connect to a thousand others. A happening earlier than the last of these goes into the
+    /// heap.
     in_order: VecDeque<Scheduled>,
     sequence: u64,
 }

@@ -53,8 +53,8 @@ impl State {
         self.go_on_leaving();
     }
 
-    /// Puts a packet on the wire. Without `has_latency` only the ports take time: its announcement
-    /// has paid the rest.
+    /// Puts a packet on the wire. Without `has_latency` it pays no latency: its announcement has
+    /// paid that.
     pub(super) fn transmit(&mut self, id: OperationId, leg: Leg, has_latency: bool) {
         let Some((from, to, bytes, hold_ns)) = self.packet(id, leg) else {
             return;
