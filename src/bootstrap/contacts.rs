@@ -222,9 +222,10 @@ fn pass_up(
     (deadline, clock): (Time, BusyClock<'_>),
 ) -> Result<Links> {
     let below = tree::children(rank, ranks);
+    // Those that have not sent their contacts yet, and those that have.
+    let mut waiting: Vec<(Rank, Link)> = Vec::new();
     let mut children: Vec<(Rank, Link)> = Vec::new();
-    let mut heard = 0;
-    while heard < below.len() {
+    while children.len() < below.len() {
         check_failure(&mut other.head)?;
         let listener = other
             .listener
@@ -233,18 +234,19 @@ fn pass_up(
         let mut authenticated = Vec::new();
         listener.poll(clock.now(), &mut authenticated)?;
         for new in authenticated {
-            let is_new = children.iter().all(|(known, _)| *known != new.rank);
+            let mut known = waiting.iter().chain(&children);
+            let is_new = known.all(|(known, _)| *known != new.rank);
             if new.detail == TO_PARENT && below.contains(&new.rank) && is_new {
                 let link = Link::new(new.stream, new.tls, tree::table_bytes_max(ranks));
-                children.extend(link.ok().map(|link| (new.rank, link)));
+                waiting.extend(link.ok().map(|link| (new.rank, link)));
             }
         }
-        for (child, link) in &mut children {
+        for (child, mut link) in std::mem::take(&mut waiting) {
             match link.receive() {
-                Ok(None) => {}
+                Ok(None) => waiting.push((child, link)),
                 Ok(Some((Kind::Contacts, bytes))) => {
                     tree::parse_table(&bytes, ranks, table)?;
-                    heard += 1;
+                    children.push((child, link));
                 }
                 Ok(Some((kind, _))) => {
                     return Err(Error::Malformed(format!("rank {child} sent {kind:?}")));
@@ -256,8 +258,8 @@ fn pass_up(
         if clock.now() >= deadline {
             return Err(late(ranks, table));
         }
-        if heard < below.len() {
-            let links = children.iter().map(|(_, link)| link.as_fd());
+        if children.len() < below.len() {
+            let links = waiting.iter().map(|(_, link)| link.as_fd());
             let set: Vec<_> = [listener.as_fd(), other.head.as_fd()]
                 .into_iter()
                 .chain(links)

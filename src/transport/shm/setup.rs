@@ -163,8 +163,9 @@ impl ShmTransport {
             && (self.peers.get(rank as usize))
                 .is_some_and(|p| !p.control.is_open() && p.is_connecting());
         if expected && self.say_hello(fd.as_fd()).unwrap_or(false) {
-            self.meet(rank, fd);
-            self.adopt(rank, segment, guard);
+            if self.meet(rank, fd) {
+                self.adopt(rank, segment, guard);
+            }
         }
     }
 
@@ -174,7 +175,8 @@ impl ShmTransport {
         }
     }
 
-    fn meet(&mut self, peer: Rank, fd: OwnedFd) {
+    /// Watches a peer by its socket; false: that is not possible, and the peer has failed.
+    fn meet(&mut self, peer: Rank, fd: OwnedFd) -> bool {
         let p = &mut self.peers[peer as usize];
         p.process = PeerProcess::of(fd.as_fd());
         let watched = match p.process.descriptor() {
@@ -183,9 +185,10 @@ impl ShmTransport {
         };
         let watched = watched.and_then(|()| self.watch.add(&fd, Watched::Socket(peer).key()));
         p.control.open(fd);
-        if let Err(error) = watched {
+        if let Err(error) = &watched {
             self.fail(peer, format!("this rank cannot hear it: {error}"));
         }
+        watched.is_ok()
     }
 
     fn own_guard(&self) -> Guard {
