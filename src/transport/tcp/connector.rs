@@ -99,7 +99,7 @@ impl Connecting {
         self.peer
     }
 
-    /// Where that is.
+    /// The address that it connects to.
     pub fn place(&self) -> SocketAddr {
         self.place
     }
@@ -152,7 +152,7 @@ impl Connecting {
         match self.initiator.handle_verdict(&message) {
             Ok(()) if self.has_tls => {
                 let secure = Secure::initiator(&self.initiator.channel())?;
-                // It speaks first.
+                // The initiator speaks first.
                 self.secure
                     .insert(Box::new(secure))
                     .turn(self.socket.as_fd())

@@ -23,7 +23,7 @@ pub enum Look {
     Over(String),
     /// The peer itself is over.
     Fatal(String),
-    /// The peer connects itself.
+    /// The peer connects itself, or has connections enough.
     Awaited,
 }
 

@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 /// Long messages of a peer that are not complete: every place of every class, and as many that come
 /// before their announcements.
 const INCOMING_MAX: usize = 2 * TAG_CLASSES * MESSAGES_PER_PEER as usize;
-/// What a sender believes of the bytes that wait here may be older than what this rank has told.
+/// A chunk that is being staged counts until it has come whole, also where its message has met a
+/// receive meanwhile and the sender, who was told so, sends more.
 const STAGED_SLACK_BYTES: u64 = 1 << 20;
 
 type Checked<T> = Result<T, String>;
@@ -80,7 +81,7 @@ pub struct IncomingMessages {
 }
 
 impl IncomingMessages {
-    /// The record of a message, made at the first sign of it.
+    /// The record of a message, made when the first frame of it comes.
     fn record(&mut self, transfer: u64, total: u64) -> Checked<&mut Incoming> {
         if self.messages.len() >= INCOMING_MAX && !self.messages.contains_key(&transfer) {
             return Err(format!(
@@ -145,8 +146,8 @@ impl IncomingMessages {
         self.messages.remove(&transfer);
     }
 
-    /// The receive with this token ends before its message, whose memory may end now: what is still
-    /// to come goes nowhere. False: there is none.
+    /// The receive with this token ends before its message, and its memory may end now: what is
+    /// still to come goes nowhere. False: there is none.
     pub fn cancel(&mut self, token: u64) -> bool {
         let is_it = |i: &&mut Incoming| matches!(i.fate, Fate::Into(_, of, _) if of == token);
         let found = self.messages.values_mut().find(is_it);

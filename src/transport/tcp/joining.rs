@@ -56,7 +56,7 @@ impl TcpTransport {
     }
 
     fn look_at_unauthenticated(&mut self, number: u64) -> Result<Look, String> {
-        // It may have made room for another one since it was found.
+        // It may have had to make room for another one since it was found.
         let step = self.listener.get(number).map(Unauthenticated::look);
         match step.unwrap_or(Ok(Step::Wait))? {
             Step::Wait => Ok(Look::Wait),
@@ -155,8 +155,8 @@ impl TcpTransport {
         crate::prng::mix(initiator).wrapping_add(responder)
     }
 
-    /// Connects to a peer, if it is to be reached and there are too few connections. `is_slow`: a
-    /// message of it is waited for in vain, and perhaps it is dead.
+    /// Connects to a peer, if it is to be reached and there are too few connections. `is_slow`:
+    /// also if a message of it is waited for, because it may be dead.
     pub(super) fn connect_if_needed(&mut self, rank: Rank, is_slow: bool) {
         let peer = &self.peers[rank as usize];
         if peer.is_over() || rank == self.rank || peer.reach().is_paused() {
@@ -244,7 +244,7 @@ impl TcpTransport {
         let token = epoll::EventData::new_u64(u64::from(rank) << 32 | (rail.id & 0xffff_ffff));
         let peer = &mut self.peers[rank as usize];
         if peer.state() != PeerState::Open {
-            // It has failed while keys were agreed on.
+            // The peer has failed while keys were agreed on.
             return;
         }
         let is_secure = rail.secure.is_some();

@@ -74,19 +74,19 @@ impl Listener {
         self.places.is_empty()
     }
 
-    /// The address of a rank is known from now on: perhaps its hello waits for that.
+    /// The address of another rank has become known: perhaps its hello waits for that.
     pub fn note_address(&mut self) {
         self.has_address = true;
     }
 
-    /// Connections of this rank that were let in and are no rails yet.
+    /// Connections of another rank that were let in and are no rails yet.
     pub fn proven_count(&self, rank: Rank) -> usize {
         let proven = self.places.iter().filter(|one| one.is_proven(rank));
         proven.count()
     }
 
-    /// Looks at what has come, takes connections that wait, and turns away who is late. Returns how
-    /// many connections there are to go on with.
+    /// Looks at what has come, takes connections that wait, and turns away those that are late.
+    /// Returns how many connections there are to go on with.
     pub fn look(&mut self, shared: &mut Shared) -> usize {
         self.looks += 1;
         self.found.clear();
@@ -142,7 +142,7 @@ impl Listener {
                 }
             }
         }
-        // Without it, new connections are seen at the next look that finds another thing.
+        // If that fails, a new connection wakes nobody: the next look finds it.
         let _ = self.places.open(&self.sockets, has_room);
     }
 
@@ -220,7 +220,7 @@ impl Listener {
             return;
         };
         shared.counts.turned_away += 1;
-        // A flood of them is told in a few lines.
+        // A few lines are enough to tell of a flood.
         let count = shared.counts.turned_away;
         if count <= 8 || count.is_power_of_two() {
             shared.say(&format!(
@@ -259,7 +259,7 @@ impl AsFd for Unauthenticated {
 enum Stage {
     /// Has not said hello.
     Silent,
-    /// Has said it, to a rank that does not know the other's address yet.
+    /// Has said hello to this rank, which does not know its address yet.
     Early(Box<HandshakeMessage>, Claim),
     /// Has been challenged.
     Challenged(Box<Responder>, Claim),

@@ -123,11 +123,11 @@ pub struct TcpTransport {
     peers: Vec<Peer>,
     shared: Shared,
     own: Loopback,
-    /// Peers with rails, and their rails together.
+    /// Peers with rails, and how many rails they have together.
     active: Vec<Rank>,
     rails_count: usize,
     closing: VecDeque<OwnedFd>,
-    /// Of the wait source.
+    /// The eventfd of the wait source, by which the threads of this rank wake each other.
     ring: Arc<OwnedFd>,
 }
 
@@ -236,7 +236,7 @@ impl TcpTransport {
         PeerState::check(state, peer, self.peers.len())
     }
 
-    /// Hands what is to leave to the kernel, and connects if nobody has.
+    /// Hands what is to leave to the kernel, and connects if there is no connection.
     fn pump(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
         if peer.is_over() {
@@ -269,7 +269,7 @@ impl TcpTransport {
 
     /// A peer has failed.
     fn fail(&mut self, rank: Rank, cause: &str) {
-        // Its posts end, and their memory with them.
+        // Its posts end, and the kernel must not read their memory any more.
         let rails = self.peers[rank as usize].rails_mut();
         rails.iter_mut().for_each(Rail::cut_if_held);
         self.end(rank, Event::PeerFailed(rank, cause.into()));
@@ -310,7 +310,7 @@ impl TcpTransport {
             let Some(&rank) = self.active.get(at) else {
                 return;
             };
-            // What is parked is in no socket, so that the kernel does not know of it.
+            // What is parked is in no socket, so the kernel does not know of it.
             let is_due = |rail: &Rail| rail.parked.is_some_and(|poll| poll != self.shared.polls);
             if self.peers[rank as usize].rails().iter().any(is_due) {
                 self.poll_peer(rank);
@@ -370,9 +370,8 @@ impl TcpTransport {
         }
     }
 
-    /// Tells the peers what has come, so that nobody has to take for lost what this rank has had,
-    /// and that nothing follows. One that is only being connected hears it behind what waits for
-    /// that.
+    /// Tells the peers what has come, so that they do not take it for lost, and that nothing
+    /// follows. A peer that is still being connected hears it behind what waits for the connection.
     fn say_goodbye(&mut self, word: u64) {
         self.shared.is_leaving = true;
         let own = self.rank;
@@ -424,13 +423,13 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
 
 impl Drop for TcpTransport {
     /// A rank that has not left in good order says goodbye now, and waits a bounded time until the
-    /// kernels have what was said: why this rank fails, perhaps.
+    /// kernels have what was said: perhaps that is why it fails.
     fn drop(&mut self) {
         if !self.shared.is_leaving {
             let mut events = Vec::new();
             let now = self.shared.now;
             self.poll(now, &mut events);
-            // Time stands still here.
+            // The clock stands still here, so a pace would let nothing go.
             self.shared.pace = None;
             self.say_goodbye(0);
             super::do_until_done(|| {

@@ -9,8 +9,7 @@ use crate::transport::test_posts::TestPosts;
 use crate::transport::{Event, Transport};
 use std::sync::Arc;
 
-/// Longer than what is sent with its announcement, and two of them fit the buffers of any new
-/// connection.
+/// More than is copied into the stream, and two of them fit the buffers of any new connection.
 const BYTES: usize = 16 * 1024;
 /// Far more than anything here takes.
 const POLLS_MAX: usize = 10_000_000;

@@ -43,7 +43,7 @@ impl Transport for TcpTransport {
         if known.state() == PeerState::Open {
             if !known.rails().is_empty() {
                 known.say_goodbye(0, &self.shared);
-                // Nobody asks for it again.
+                // This is the last try: a pace must not hold it back.
                 let pace = self.shared.pace.take();
                 // A peer that takes nothing now sees the connection close.
                 let _ = known.pump(&mut self.shared);

@@ -58,8 +58,7 @@ pub struct Rail {
     pub rx_start: usize,
     pub rx_end: usize,
     pub body: Option<Body>,
-    /// The poll in which a chunk came that had no place yet: it stays where it is until the next
-    /// one.
+    /// The poll that found a chunk without a place, which stays where it is until the next poll.
     pub parked: Option<u32>,
     /// Chunks that have come whole.
     pub chunks_received: u64,
@@ -128,8 +127,8 @@ impl Rail {
         }
     }
 
-    /// One system call for `ordered` and what is left of the chunk, about `most` bytes at most:
-    /// bytes taken of both together, and whether the kernel has no room for more.
+    /// One system call for `ordered` and what is left of the chunk, at most about `most` bytes.
+    /// Returns the bytes taken of both together, and whether the kernel has no room for more.
     #[inline]
     pub fn send(&mut self, ordered: &[u8], most: usize) -> rustix::io::Result<(usize, bool)> {
         let is_cut = ordered.len() > most;
@@ -182,7 +181,7 @@ impl Rail {
         self.secure.as_ref().is_some_and(|s| s.holds_opened())
     }
 
-    /// Whether there is no more to read where a look brought less than was asked for.
+    /// Whether a read that brought less than was asked for has left nothing.
     #[inline]
     pub fn is_drained(&self) -> bool {
         self.secure.as_ref().is_none_or(|s| s.is_drained())
@@ -213,7 +212,7 @@ impl Rail {
         }
     }
 
-    /// What may be sent of it behind `ordered` bytes, if these are not all that may.
+    /// The part of the chunk that may be sent behind `ordered` bytes, if these leave room.
     #[inline]
     fn chunk_part(&self, ordered: usize, most: usize) -> (&[u8], View) {
         let (header, view) = self.chunk_rest();

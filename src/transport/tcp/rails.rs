@@ -4,7 +4,7 @@ use super::rail::{LostRail, Piece, Rail, acknowledge};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 
-/// Rails lost of which a peer has not asked or answered yet. Each takes a connection to be made
+/// Lost rails that are not settled with a peer, at most. Each was a connection that had to be made
 /// first.
 const LOST_MAX: usize = 4096;
 
@@ -14,11 +14,11 @@ pub struct Rails {
     open: Vec<Rail>,
     /// The rail that the stream goes over.
     lead: Option<u64>,
-    /// Rails that are used no more: those of which the peer has not asked yet, with the chunks that
-    /// had come, and those of which this rank asks.
+    /// Rails that are used no more and that the peer has not asked about, with the chunks received.
     retired: Vec<(u64, u64)>,
+    /// Rails that are used no more and that this rank asks about.
     lost: Vec<LostRail>,
-    /// Rails of which the peer has asked that since the last look.
+    /// Rails for which the peer has asked what had come, since the last look.
     asked: Vec<u64>,
 }
 
@@ -116,7 +116,7 @@ impl Rails {
         Ok(known.map_or(0, |at| self.retired.swap_remove(at).1))
     }
 
-    /// The peer says how many chunks of a rail have come: the pieces that this is news of.
+    /// The peer says how many chunks of a rail have come. Returns the pieces that are new.
     pub fn acknowledge(&mut self, rail: u64, chunks: u64) -> Result<Vec<Piece>, String> {
         if let Some(rail) = self.open.iter_mut().find(|r| r.id == rail) {
             let sending = usize::from(rail.chunk.is_some());
@@ -128,8 +128,8 @@ impl Rails {
         }
     }
 
-    /// The peer says what had come on a rail that this rank has lost: the pieces that this is news
-    /// of, and those that had not come.
+    /// The peer says what had come on a rail that this rank has lost. Returns the pieces of that
+    /// which are new, and those that have not come.
     pub fn settle(
         &mut self,
         rail: u64,

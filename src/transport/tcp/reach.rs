@@ -9,12 +9,12 @@ use std::time::Duration;
 /// A port that refuses is tried this often. On the own host its process has ended then; elsewhere a
 /// firewall may have refused.
 const REFUSED_MAX: u32 = 3;
-/// An unreachable peer is tried at least this often, and as long as the timeout: each attempt takes
-/// this share of it at most.
+/// An unreachable peer is tried at least this often, and until the timeout. An attempt takes at
+/// most the timeout divided by this.
 const UNREACHABLE_MIN: u32 = 4;
 /// Slow looks between two attempts, at most.
 const PAUSE_LOOKS_MAX: u32 = 12;
-/// Slow looks before a peer that connects itself is reached for after all.
+/// Slow looks before this rank connects after all to a peer that connects itself.
 const AWAIT_LOOKS: u32 = 500;
 
 /// See the module.
@@ -23,11 +23,11 @@ pub struct Reach {
     address: Option<PeerAddress>,
     /// This rank opens connections when there are too few.
     is_opener: bool,
-    /// The peer is to be connected although nobody talks to it yet, and has not been.
+    /// The peer is not connected yet, and is to be although nobody talks to it.
     is_awaited: bool,
     /// There has been a connection.
     was_connected: bool,
-    /// Somebody has had something to post before there was one.
+    /// A post was refused because there has been no connection.
     is_asked_for: bool,
     /// Attempts that have failed since the last connection, and when the first of them began.
     failures: u32,
@@ -67,7 +67,7 @@ impl Reach {
         self.is_awaited && self.is_opener
     }
 
-    /// Whether a post is to wait because there has been no connection. It is asked for then.
+    /// Whether a post is to wait because there has been no connection, which is asked for then.
     #[inline]
     pub fn lacks_first(&mut self) -> bool {
         self.is_asked_for |= !self.was_connected;
@@ -101,7 +101,7 @@ impl Reach {
         is_late || (is_refused && self.failures >= REFUSED_MAX)
     }
 
-    /// The peer has refused, because it connects itself.
+    /// The peer has refused, because it connects itself or has connections enough.
     pub fn leave_to_peer(&mut self) {
         self.pause_looks = AWAIT_LOOKS;
     }

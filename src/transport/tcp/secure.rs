@@ -1,8 +1,8 @@
 //! [`Secure`]: TLS between the socket of a rail and what the rail sends and receives.
 //!
-//! Bytes are copied once more on each side than without: into the record that is sealed, and out of
-//! the one that was opened. So chunks are not sent without a copy, and are not read straight into
-//! their memory.
+//! Each side copies bytes once more than without TLS: into the record that is sealed, and out of
+//! the one that was opened. So chunks are not sent without a copy, nor read straight into their
+//! memory.
 
 use super::handshake::Look;
 use super::socket::{self, Target};
@@ -21,7 +21,7 @@ const FAILED: Errno = Errno::BADMSG;
 #[derive(Debug)]
 pub struct Secure {
     tls: Tls,
-    /// The kernel had no more at the last look.
+    /// The kernel had no more bytes at the last look.
     is_drained: bool,
 }
 
@@ -54,13 +54,13 @@ pub fn receive_plain(
 }
 
 impl Secure {
-    /// Of the side that has connected.
+    /// TLS for the side that has connected.
     pub fn initiator(secrets: &ChannelSecrets) -> Result<Secure, String> {
         Tls::initiator(secrets, RECORDS)
             .map_or_else(|e| Err(e.to_string()), |tls| Ok(Secure::of(tls)))
     }
 
-    /// Of the side that was connected to.
+    /// TLS for the side that was connected to.
     pub fn responder(secrets: &ChannelSecrets) -> Result<Secure, String> {
         Tls::responder(secrets, RECORDS)
             .map_or_else(|e| Err(e.to_string()), |tls| Ok(Secure::of(tls)))
@@ -95,7 +95,7 @@ impl Secure {
         }
     }
 
-    /// Sends what is sealed; whether that was all.
+    /// Sends what is sealed; true: that was all.
     fn flush(&mut self, socket: BorrowedFd<'_>) -> rustix::io::Result<bool> {
         while !self.tls.unsent().is_empty() {
             match socket::send_some(socket, self.tls.unsent()) {
@@ -151,7 +151,7 @@ impl Secure {
                 match self.tls.seal(&mut fill) {
                     Ok(0) => break,
                     Ok(sealed) => taken += sealed,
-                    // The end of the connection is found, and told, by who reads it.
+                    // Reading finds the end of the connection, and tells it.
                     Err(_) => return Err(FAILED),
                 }
             }

@@ -50,7 +50,7 @@ pub struct Counts {
     pub chunks_sent: u64,
     /// Chunks that have come whole.
     pub chunks_received: u64,
-    /// Chunks of which no receive was known, and which are copied once more.
+    /// Chunks that came before their receives, and are copied once more.
     pub chunks_staged: u64,
     /// Chunks sent once more after a rail was lost.
     pub chunks_again: u64,

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 /// A short put that the peer has not acknowledged.
 #[derive(Clone, Copy, Debug)]
 struct ShortPut {
-    /// Of its frame in the stream.
+    /// Where its frame begins and ends in the stream.
     position: u64,
     end: u64,
     token: u64,

@@ -11,8 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// A connection that is idle is looked after by the kernel this often, and is lost after three
-/// looks in vain.
+/// The kernel probes a connection that is idle for this long, and then this often. It is lost after
+/// this many probes in vain.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
 const KEEPALIVE_LOOKS: u32 = 3;
@@ -93,8 +93,8 @@ pub fn connect(
     }
 }
 
-/// Whether this is an address of this host, by the route to it. The kernel does not tell it of a
-/// second address in one network: then the answer is no.
+/// Whether this is an address of this host, by the route to it. To a second address in one network
+/// the kernel sends from the first, and the answer is no.
 pub fn is_own(ip: IpAddr) -> bool {
     let any: IpAddr = match ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -114,7 +114,7 @@ pub fn is_own(ip: IpAddr) -> bool {
 /// long, because the bytes leave the caches on their way. A rail works without any of the options.
 pub fn prepare(socket: BorrowedFd<'_>, peer: IpAddr, timeout: Duration, refused: &mut Refused) {
     if peer.is_loopback() {
-        // Nothing is congested there, and a rank that paces its packets (bbr) waits for timers.
+        // Nothing is congested there, and a kernel that paces packets (bbr) waits for timers.
         let congestion = sockopt::set_tcp_congestion(socket, "reno");
         refused.note("TCP_CONGESTION=reno", congestion);
     }

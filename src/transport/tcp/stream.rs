@@ -2,8 +2,8 @@
 //! acknowledged them; and [`Received`]: how much of the peer's own stream has come.
 //!
 //! Frames go over one rail at a time, the lead. When it is lost, what is not acknowledged goes over
-//! the next one, and the receiver, which knows how much it has, drops what comes again.
-//! Positions count bytes from the begin of the connection and never start anew.
+//! the next one, and the receiver, which knows how much it has, drops what comes again. Positions
+//! count bytes from the beginning of the connection and never start anew.
 
 use crate::kernel;
 use crate::memory::View;
@@ -87,14 +87,14 @@ impl Stream {
 
     /// The lead rail is lost: the next one begins with the first byte that is not acknowledged.
     pub fn rewind(&mut self) {
-        // Acknowledged positions are ends of frames, and nothing before them is kept unless the
+        // An acknowledged position is the end of a frame. Bytes before it are kept only where the
         // lead was behind.
         self.sent = self.acknowledged.max(self.base);
         self.release();
     }
 
-    /// Forgets what the peer has. What the lead rail has begun to send again goes to its end all
-    /// the same, so that frames stay whole.
+    /// Forgets what the peer has. What the lead rail sends again is sent to its end all the same,
+    /// so that frames stay whole.
     fn release(&mut self) {
         let to = self.acknowledged.min(self.sent);
         if to > self.base {
@@ -116,7 +116,7 @@ impl Stream {
 pub struct Received {
     position: u64,
     told: u64,
-    /// Something has come whose sender waits to hear that.
+    /// Something has come, and its sender waits to hear that.
     owes_soon: bool,
     /// Something has come besides acknowledgements.
     owes_later: bool,
@@ -149,7 +149,7 @@ impl Received {
         (self.owes_soon, self.owes_later) = (false, false);
     }
 
-    /// Whether it should get one; at slow looks it hears of less.
+    /// Whether it should get one. At slow looks less is enough.
     #[inline]
     pub fn is_due(&self, is_slow: bool) -> bool {
         let untold = self.position - self.told;

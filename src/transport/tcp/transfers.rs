@@ -102,7 +102,7 @@ pub struct Cut {
 #[derive(Debug)]
 pub struct Transfers {
     under_way: transfers::Transfers<Transfer>,
-    /// Transfers below this one that are not known were taken back.
+    /// Transfers below this number that are not under way were taken back, or had ended.
     withdrawn_below: u64,
 }
 
@@ -142,7 +142,7 @@ impl Transfers {
         view: View,
         region: Option<Arc<Region>>,
     ) -> Result<(), String> {
-        // The requester has a bounded number of gets, so more of their answers are no answers.
+        // A peer has a bounded number of gets under way, so with more it breaks the rules.
         if self.under_way.count() >= 2 * TRANSFERS_MAX + REQUESTS_MAX as usize {
             return Err(format!("it has more than {REQUESTS_MAX} gets under way"));
         }
@@ -279,7 +279,7 @@ impl Transfers {
         ended.filter_map(|transfer| transfer.token).collect()
     }
 
-    /// Whether a transfer was taken back.
+    /// Whether a transfer is over, and may have been taken back.
     pub fn is_withdrawn(&self, transfer: u64) -> bool {
         transfer < self.withdrawn_below && self.under_way.get(transfer).is_none()
     }

@@ -1,4 +1,4 @@
-//! The choice of RDMA devices and ports: which are used: by name, or the nearest of the fastest.
+//! The choice of RDMA devices and ports: by name, or the nearest of the fastest.
 //!
 //! Without names one port is chosen:
 //! 1. Only ports of channel adapters that carry packets, and on Ethernet only those with a GID.
@@ -9,8 +9,8 @@
 //! 4. The nearest to what the data lies in: the GPU if there is one, else the cores of this
 //!    process.
 //! 5. Ranks of one host take turns among equals, so that each port has its share. Of software
-//!    devices all take the first: the kernel sends what one of them has for another one of the same
-//!    host to nobody (it asks the wire for an address that is its own), and gives up after seconds.
+//!    devices all take the first: two of them on one host do not reach each other. The kernel looks
+//!    on the wire for an address that is its own, and gives up after seconds.
 //!
 //! Names (`verbs:mlx5_0`, `verbs:mlx5_0:1`, `verbs:mlx5_0,mlx5_1`) are taken as they are; several
 //! are rails that large messages are spread over. A named port that cannot work is an error and
@@ -23,7 +23,7 @@ use super::sysfs::{Device, LinkLayer, Place, Port, natural};
 use crate::error::{Error, Result};
 use std::fmt;
 
-/// How the kernel's type of a device begins that speaks InfiniBand or RoCE.
+/// How the kernel's type of devices begins that speak InfiniBand or RoCE.
 const CHANNEL_ADAPTER: &str = "1:";
 
 /// What is asked for, and where the asker is.

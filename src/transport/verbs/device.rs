@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub const RECEIVE_ID: u64 = u64::MAX;
 /// Completions taken at once.
 pub const COMPLETIONS_AT_ONCE: usize = 32;
-/// Receives posted at once: one by one they cost as much as what took them.
+/// Receives posted at once: posting them one by one costs as much as handling what took them.
 pub const RECEIVES_AT_ONCE: u32 = 16;
 /// Reads and atomics of one queue pair under way at once; devices have 16 or more.
 const READS_MAX: i32 = 16;
@@ -45,7 +45,7 @@ pub struct Rail {
     is_mute: bool,
     /// Whether the next completion makes an event.
     is_armed: bool,
-    /// Whose queue pairs these are.
+    /// The peers of queue pairs, by the numbers of these.
     pairs: BTreeMap<u32, Rank>,
     channel: Arc<CompletionChannel>,
     queue: Arc<CompletionQueue>,
@@ -73,13 +73,13 @@ pub struct Sizes {
 }
 
 /// Work requests for pieces of long transfers under way on one queue pair: the window holds two to
-/// four, and what is cut short by small transfers is more.
+/// four, and more where small transfers make them short.
 pub const PIECES_UNDER_WAY: u32 = 64;
 
-/// Slots of a ring in small jobs, and in the largest.
+/// Slots of a ring: in the largest jobs, and in small ones.
 const SLOTS: std::ops::RangeInclusive<u32> = 8..=64;
-/// What the rings of all peers lock, unless they have the least number of slots: containers have
-/// such limits, and a host has several ranks.
+/// Bytes that the rings of all peers lock at most, unless they have the least number of slots:
+/// containers limit locked memory, and a host has several ranks.
 const RINGS_BYTES_MAX: u64 = 64 << 20;
 
 impl Sizes {
@@ -89,14 +89,14 @@ impl Sizes {
         let fitting = RINGS_BYTES_MAX / (2 * SLOT_BYTES as u64 * u64::from(peers));
         let fitting = (fitting as u32).clamp(*SLOTS.start(), *SLOTS.end());
         let slots = slots.unwrap_or(fitting);
-        // Posts that tell a peer something while it does not poll. Positions are told twice and
-        // once for the rest, or one by one where the peer waits for that; matches four times per
-        // class and once for the rest, or one by one in the urgent class; puts that named no region
-        // one by one. The peer sends nothing meanwhile, so that no more are needed.
+        // Posts that tell a peer something while it does not poll. Positions are told by half rings
+        // and once for the rest, or one by one where the peer waits; matches by quarters of a class
+        // and once for the rest, or one by one in the urgent class; puts that named no region one
+        // by one. The peer sends nothing meanwhile, so no more are needed.
         let class = crate::limits::MESSAGES_PER_PEER;
         let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
-        // Each position takes one receive, and so does each of the others. Some are taken and wait
-        // to be posted again.
+        // Each position takes one receive, and so does each of those posts. Some receives are taken
+        // and not posted again yet.
         let receives = (slots + told).next_multiple_of(RECEIVES_AT_ONCE) + RECEIVES_AT_ONCE;
         let sends = slots + told + PIECES_UNDER_WAY;
         Sizes {
@@ -161,7 +161,7 @@ impl Rail {
             pd,
             context,
         };
-        // Devices do not say what they have room for: they refuse more.
+        // Devices do not say how many inline bytes they have room for: they refuse more.
         rail.inline_bytes = settings.inline_bytes;
         if rail.inline_bytes > 0 && rail.queue_pair(sizes).is_err() {
             rail.inline_bytes = 0;
@@ -291,7 +291,7 @@ impl Rail {
         self.port.is_active() && !self.is_removed
     }
 
-    /// Whether the device answers, as one that is gone does not, also before it has said so.
+    /// Whether the device answers. One that is gone does not, even before an event says so.
     fn is_there(&self) -> bool {
         !self.is_removed && self.context.port(self.port.number()).is_ok()
     }
@@ -317,7 +317,7 @@ impl Rail {
     }
 }
 
-/// Posts receives. They have no memory: what consumes them has an address of its own.
+/// Posts receives. They have no memory: a write that takes one has its own address.
 pub fn post_receives(pair: &QueuePair) -> std::result::Result<(), PostError> {
     const REQUESTS: [ReceiveRequest<'static>; RECEIVES_AT_ONCE as usize] = {
         let segments: &[Segment] = &[];
@@ -379,8 +379,8 @@ impl Registered {
         Registered::new(view, Some(region), rails, is_relaxed)
     }
 
-    /// Registers memory for one receive. It ends before the receive's completion is given, so that
-    /// it is not worth locking its pages where the device can do without.
+    /// Registers memory for one receive. The registration ends before the receive's completion is
+    /// given, so its pages are not worth locking where the device can do without.
     pub fn for_receive(view: View, rails: &[Rail], is_relaxed: bool) -> Result<Registered> {
         Registered::new(view, None, rails, is_relaxed)
     }

@@ -2,7 +2,7 @@
 //! they say.
 //!
 //! Soft-RoCE (Linux 6.1) raises events of ports and of completion queues that overflow, and none of
-//! queue pairs: the tests have recorded ones.
+//! queue pairs: for these the tests have recorded ones.
 
 use linerate_verbs_sys::raw::ibv_event_type as kind;
 use linerate_verbs_sys::{Event, Subject};

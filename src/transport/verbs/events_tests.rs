@@ -14,8 +14,8 @@ use linerate_verbs_sys::{Event as DeviceEvent, Subject};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Only a hang takes more steps. One is a microsecond for the ranks, and longer in an emulated
-/// machine: no timeout ends early.
+/// Only a hang takes more steps. A step is a microsecond by the ranks' clock, and longer in an
+/// emulated machine, so no timeout ends early.
 const STEPS_MAX: u64 = 3_000_000;
 const CHUNK: usize = 4096;
 const BYTES: usize = 16 * CHUNK;

@@ -22,7 +22,7 @@ pub enum Phase {
     /// Both proposals are known and share no rail that works, or the queue pairs could not be
     /// joined: next try at this time.
     Apart(Time),
-    /// The queue pairs can receive; the peer's word that its can is awaited.
+    /// The own queue pairs can receive; the peer has not said yet that its can.
     Joined,
     /// Posts go out.
     Up,
@@ -47,8 +47,8 @@ pub enum Action {
 pub enum Cause {
     /// It was seen here.
     Here(String),
-    /// The peer has begun a generation, and tells no more; and why this side could not join it, if
-    /// it could not.
+    /// The peer has begun a generation and does not say why. The text says why this side could not
+    /// join it.
     Peers(Option<String>),
 }
 
@@ -76,7 +76,7 @@ pub struct Generation {
     pub phase: Phase,
     /// The generation in which the peer last said that it can receive.
     ready: u32,
-    /// Until something gets through.
+    /// Why nothing gets through, until something does.
     pub trouble: Option<Trouble>,
 }
 
@@ -136,7 +136,7 @@ impl Generation {
     /// They could not be joined.
     pub fn handle_apart(&mut self, now: Time, cause: &str) {
         match &mut self.trouble {
-            // That was all that was known, and says less than this.
+            // This says more than that the peer has begun a generation.
             Some(Trouble {
                 cause: Cause::Peers(own @ None),
                 ..
@@ -160,8 +160,8 @@ impl Generation {
         Action::GoUp
     }
 
-    /// Something has got through. What arrived in the last generation is found out when its queue
-    /// pairs end, and proves nothing of this one.
+    /// Something has got through. What arrived in the last generation is found when its queue pairs
+    /// end, and proves nothing of this one.
     pub fn handle_proof(&mut self) {
         if self.phase == Phase::Up {
             self.trouble = None;
@@ -182,7 +182,7 @@ impl Generation {
         trouble.is_some_and(|trouble| now >= trouble.since.after(timeout))
     }
 
-    /// Why a peer is gone, with the trouble before: a peer that gives up leaves, and what is said
+    /// Why a peer is gone, with the trouble that came first: a peer that gives up leaves, and news
     /// of that names no device.
     pub fn explain(&self, cause: &str) -> String {
         match &self.trouble {

@@ -1,9 +1,9 @@
 //! Short gets, and atomic operations of the device, that find nothing before them: each leaves with
 //! the call, as one post.
 //!
-//! As transfers (`transfers.rs`) they took 115 us at best in `perf read_lat` over Soft-RoCE, and so
-//! 98, where perftest takes 83. What a fault cuts goes on as a transfer; of an atomic operation
-//! nobody knows then whether it was done.
+//! A get takes 98 us at best in `perf read_lat` over Soft-RoCE, 115 as a transfer (`transfers.rs`),
+//! and 83 in perftest. A get that a fault cuts goes on as a transfer. Of an atomic operation nobody
+//! knows then whether it was done.
 
 use super::device::Registered;
 use crate::memory::{RegionKey, View};
@@ -11,7 +11,7 @@ use crate::transport::Atomic;
 use linerate_verbs_sys::{Operation, Place};
 use std::sync::Arc;
 
-/// One that is under way.
+/// A short get that is under way.
 #[derive(Debug)]
 pub struct Get {
     pub token: u64,

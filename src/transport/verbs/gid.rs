@@ -136,8 +136,8 @@ pub fn choose(gids: &[Gid], asked: Option<u32>) -> Result<ChosenGid> {
     })
 }
 
-/// The GID to use instead of one that is not in its place any more: the same address wherever it is
-/// now, else the best of the same kind, which is what the peers can reach; `None`: there is none.
+/// The GID to use where this one may have left its place: the same address wherever it is, else the
+/// best of the same kind, which is what the peers can reach; `None`: there is none.
 pub fn find_again<'a>(gids: &'a [Gid], before: &Gid) -> Option<&'a Gid> {
     let of_kind = gids.iter().filter(|gid| gid.kind == before.kind);
     let is_elsewhere = |gid: &Gid| gid.index != before.index;

@@ -1,10 +1,10 @@
 //! The messages by which two ranks join their queue pairs over the control transport: at the start,
-//! and after a fault. Urgent messages to a peer without queue pairs go that way, too: news of a
-//! failure concern all ranks, and few of them are connected in a large job.
+//! and after a fault. Urgent messages to a peer without queue pairs go this way, too: news of a
+//! failure concerns all ranks, and few of them are connected in a large job.
 //!
 //! A *generation* is the life of one set of queue pairs. The side that begins one has destroyed its
-//! queue pairs of the last one, so that nothing of that can come any more, and says in its proposal
-//! what of the ring had come until then.
+//! queue pairs of the last one, so that nothing can come on them any more. Its proposal says how
+//! much of the ring had come until then.
 
 use super::record::RAILS_MAX;
 use crate::limits::CONTROL_BYTES;
@@ -39,8 +39,8 @@ pub struct RailOffer {
 pub struct Had {
     /// Positions of the peer's sends.
     pub received: u64,
-    /// The last ones of these, from the first put on that named no region and of which the peer has
-    /// yet to hear.
+    /// How many of the last of these are not told as consumed yet: those from the first put on that
+    /// named no region, of which the peer has yet to hear.
     pub untold: u32,
     pub matched: Counts,
 }
@@ -63,8 +63,8 @@ pub enum Greeting {
     Propose(Proposal),
     /// The queue pairs of this generation can receive.
     Ready(u32),
-    /// This side leaves, and has had this many positions, also those that the device of the other
-    /// side has not confirmed.
+    /// This side leaves, and has had this many positions, even if the other side's device has
+    /// confirmed fewer.
     Leaving(u64),
     /// A message with this tag and header, of at most [`CONTROL_BYTES`].
     Message(u64, u64, Vec<u8>),

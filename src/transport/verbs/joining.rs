@@ -38,7 +38,7 @@ impl VerbsTransport {
     pub(super) fn expect_greeting(&mut self, peer: Rank) {
         let bytes = GREETING_BYTES_MAX;
         let place = self.letters.view().part(peer as usize * bytes, bytes);
-        // SAFETY: `letters` outlive `control`. (A peer that is gone sends none.)
+        // SAFETY: `letters` outlive `control`. (No receive is needed from a peer that is gone.)
         let _ = unsafe { (self.control).post_recv(peer, TAG, place, u64::from(peer)) };
     }
 
@@ -96,7 +96,7 @@ impl VerbsTransport {
         self.peers.len() > CONNECTED_RANKS_MAX
     }
 
-    /// The control transport takes greetings for a peer. One that was expected has called.
+    /// The control transport takes greetings for a peer, which has called if it was expected.
     fn handle_reachable(&mut self, rank: Rank) {
         let is_late = self.connects_at_first_use();
         let peer = &mut self.peers[rank as usize];
@@ -171,8 +171,8 @@ impl VerbsTransport {
         }
     }
 
-    /// Sends an urgent message to a peer without queue pairs; false: not this one. Of more than a
-    /// few the peer could not say that it has matched them.
+    /// Sends an urgent message to a peer without queue pairs; false: this one cannot go so. Only a
+    /// few can: without a ring the peer cannot say that it has matched them.
     pub(super) fn send_by_letter(
         &mut self,
         rank: Rank,
@@ -243,7 +243,7 @@ impl VerbsTransport {
             numbers.push((link.rail, link.pair.number()));
             ended.extend(link.end());
         }
-        // What was not waited for may have been on its way.
+        // Completions that were not waited for may have come meanwhile.
         self.drain_rails();
         for (rail, number) in numbers {
             self.shared.rails[rail].remove_pair(number);
@@ -413,7 +413,7 @@ impl VerbsTransport {
         crate::transport::say(self.shared.rank, &text);
     }
 
-    /// Why a rail is not joined with one of the peer, which offers none.
+    /// Why a rail is not joined where the peer offers none for it.
     fn describe_apart(&self, rank: Rank, at: usize) -> String {
         let name = self.shared.rails[at].name();
         match self.peers[rank as usize].pair().has_link(at) {

@@ -74,8 +74,8 @@ pub struct Link {
     /// The number of the first packet that it sends.
     pub packet_number: u32,
     depth: usize,
-    /// Without a completion for this many posts, the next one asks for one: places come back in
-    /// time, and most posts cost no completion.
+    /// One post in this many makes a completion at least: places come back in time, and most posts
+    /// cost no completion.
     signal_every: u64,
     inline_bytes: u32,
     next_id: u64,
@@ -128,7 +128,7 @@ impl Link {
         }
     }
 
-    /// A receive was taken. They are posted again as soon as enough were for it to be worth it.
+    /// A receive was taken. Receives are posted again once enough of them were taken.
     #[inline]
     pub fn note_taken(&mut self) -> Result<(), PostError> {
         self.taken += 1;
@@ -139,8 +139,8 @@ impl Link {
         Ok(())
     }
 
-    /// Brings the queue pair into the error state, in which everything ends, and lets the last of
-    /// its posts tell its end; false: that cannot be waited for.
+    /// Brings the queue pair into the error state, in which every post ends, and lets the last one
+    /// make a completion; false: none is to be waited for.
     pub fn stop(&mut self) -> bool {
         self.is_stopped = true;
         if self.pair.to_error().is_err() {
@@ -149,7 +149,7 @@ impl Link {
         if self.since_signal == 0 {
             return true;
         }
-        // Nothing is written: it has the place of what was queued, or of words, which are few.
+        // This writes nothing. It has the room of what was queued; words always leave some.
         self.queued.clear();
         let place = Place::default();
         let posted = self.post_now(Operation::Write(place, None), (Local::Empty, 0), What::Told);
@@ -177,8 +177,8 @@ impl Link {
         self.sent.len() < self.depth
     }
 
-    /// Whether a word without a position finds room. Half of the places are kept, because the last
-    /// words make no completion before a later post.
+    /// Whether a word without a position finds room. Half of the places stay free, because the last
+    /// words make no completion until a later post does.
     #[inline]
     pub fn has_room_for_word(&self) -> bool {
         self.sent.len() < self.depth / 2
@@ -285,7 +285,7 @@ impl Link {
         posted.map_err(|e| e.to_string()).map(|()| doorbells)
     }
 
-    /// Everything up to this post has arrived: the next of it.
+    /// Everything up to this post has arrived: takes out the first of it.
     #[inline]
     pub fn pop_arrived(&mut self, id: u64) -> Option<What> {
         self.ended = id + 1;
@@ -317,7 +317,7 @@ impl Link {
         self.sent.into_iter().map(|sent| sent.what).collect()
     }
 
-    /// What follows from positions below this one, taken out: the peer says that they have come.
+    /// Takes out what follows from positions below this one: the peer says that they have come.
     pub fn take_confirmed(&mut self, received: u64, confirmed: &mut Vec<(u64, Then)>) {
         for sent in &mut self.sent {
             if let What::Position(position, then) = &mut sent.what

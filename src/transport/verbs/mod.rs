@@ -4,38 +4,37 @@
 //! * Short messages, announcements and signals are *records* in a ring of slots in the receiver's
 //!   memory (`record.rs`), written with immediate data, so that each takes a receive of its queue
 //!   pair and wakes a sleeper. Credits see to it that every such write finds a receive and a free
-//!   slot (`ring.rs`). Queues are not shared among peers: devices have fewer places in a shared one
-//!   than many peers need, and some have none.
-//! * A long message is offered in a record; the receiver grants the place where its memory is
-//!   registered; the sender writes straight there, in pieces, and the last of them carries the end.
-//!   It leaves when a read behind the pieces of each other rail has shown that they are visible.
-//!   Nothing is copied. Memory that is not registered is registered for the one receive.
+//!   slot (`ring.rs`). Receive queues are not shared among peers: a shared one has too few places
+//!   for many peers, and some devices have none.
+//! * A long message is offered in a record, and the receiver grants a place in registered memory.
+//!   The sender writes straight there, in pieces, and the last piece carries the end. It leaves
+//!   when a read behind the pieces of each other rail has shown that they are visible. Nothing is
+//!   copied. Memory that is not registered is registered for the one receive.
 //! * Puts are writes and gets are reads; short gets leave with the call that posts them
 //!   (`gets.rs`). A put of at most a flag line goes as a record and is copied by the owner: a
-//!   device may write a line in parts, and any write before an earlier one is visible. Words may be
-//!   plain writes on request, of which the owner hears nothing.
+//!   device may write a line in parts, and may make a write visible before an earlier one. On
+//!   request words are plain writes, of which the owner hears nothing.
 //! * Atomic operations are records too, and done by the owner's processor (`peer/asking.rs`).
 //! * Pieces go over the rail with the least under way (`../pieces.rs`); records over one of them,
 //!   the *lead*.
-//! * Queue pairs are found through a control transport, another provider that is given to this one:
-//!   it proves that a peer belongs to the job, survives cuts, and notices deaths. In jobs of more
-//!   than a few ranks queue pairs and rings are made at the first use: of a post, or of a receive
-//!   that waits (`joining.rs`). When a queue pair
-//!   fails, both sides end all of theirs, say what has come, and begin the next *generation*
-//!   (`generation.rs`, `joining.rs`): what had come is never written again, the rest is, and only
-//!   after the other side has said that its old queue pairs are gone. A rail that comes back begins
-//!   one too.
+//! * Queue pairs are joined through a control transport, another provider that is given to this
+//!   one. It proves that a peer belongs to the job, survives cuts, and notices deaths. In jobs of
+//!   more than a few ranks queue pairs and rings are made at the first post, or for a receive that
+//!   waits (`joining.rs`). When a queue pair fails, both sides end all of theirs, say what has
+//!   come, and begin the next *generation* (`generation.rs`, `joining.rs`). What had come is never
+//!   written again. The rest is, after the other side has said that its old queue pairs are gone. A
+//!   rail that comes back begins a generation too.
 //! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail;
-//!   one in sixteen, and the last, makes a completion. What finds nothing before it leaves with the
-//!   call that posts it.
+//!   one in sixteen, and the last, makes a completion. A post that finds nothing before it leaves
+//!   with its call.
 //! * A receive whose memory is taken back while it may be written costs a generation: only the end
 //!   of the queue pair stops the peer's device at once. So does memory that is taken back while it
 //!   is sent.
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control
 //!   transport make readable; channels are armed at slow looks.
 //!
-//! What it does not do: encrypt or check sums (who asks for that gets an error); device memory
-//! that processors cannot map yet.
+//! What it does not do: encryption and integrity checks (asking for them is an error), and device
+//! memory that processors cannot map.
 #![allow(unsafe_code)]
 
 mod asked;
@@ -216,15 +215,15 @@ impl VerbsTransport {
         self.take_completions(|_| BATCHES_MAX);
     }
 
-    /// Takes all that the devices have completed: what is left of a queue pair may go with it, and
-    /// with it the receives that it has taken.
+    /// Takes all that the devices have completed. A queue pair that is destroyed may take its
+    /// completions with it, also those of receives.
     fn drain_rails(&mut self) {
         self.take_completions(|rail| rail.completions_max() / COMPLETIONS_AT_ONCE + 1);
     }
 
     /// Brings the queue pairs of a peer into the error state and takes everything that they still
-    /// tell: what the peer's device knows to have come here is known here then, and no completion
-    /// fills a queue after its queue pair has ended.
+    /// tell. This rank then knows all that the peer's device knows to have come here, and no
+    /// completion comes after its queue pair has ended.
     fn stop_links(&mut self, rank: Rank) {
         let mut awaited = Vec::new();
         for link in self.peers[rank as usize].pair_mut().links_mut() {
@@ -277,7 +276,7 @@ impl VerbsTransport {
         if !is_receive {
             return peer.handle_arrived(at, completion.id(), &mut self.shared);
         }
-        // A queue pair that has failed would give receives back for ever.
+        // Flushed receives are not posted again: a failed queue pair would flush them for ever.
         if let Some(link) = peer.pair_mut().link(at)
             && let Err(error) = link.note_taken()
         {
@@ -347,7 +346,7 @@ impl VerbsTransport {
         }
     }
 
-    /// What has happened to the devices besides.
+    /// Handles the events of the devices, and what is due at this time.
     fn poll_events(&mut self) {
         let (mut has_news, now) = (false, self.shared.now);
         for at in 0..self.shared.rails.len() {
@@ -376,16 +375,15 @@ impl VerbsTransport {
         }
     }
 
-    /// A rail can be used again, of which pairs that do without it are told.
+    /// A rail can be used again: pairs that do without it are told.
     pub(super) fn note_back(&mut self, at: usize) {
         for peer in &mut self.peers {
             peer.pair_mut().note_back(at);
         }
     }
 
-    /// A pair that is up and does without a rail that can be used again begins a generation with
-    /// it, in which nothing is lost. One that is about to begin another without it does so when
-    /// that is up: nobody tells it again.
+    /// Begins a generation with a rail that can be used again, if the pair is up and does without
+    /// it. Nothing is lost. A pair that is between two generations does so once it is up.
     fn take_back(&mut self, rank: Rank) {
         let pair = self.peers[rank as usize].pair_mut();
         if !pair.is_up() {
@@ -402,9 +400,9 @@ impl VerbsTransport {
         }
     }
 
-    /// Handles an event of a device; true where its rail can be used. That need not be news: the
-    /// state of a port is also read where queue pairs are made, which leave out a rail that is to
-    /// blame.
+    /// Handles an event of a device; true where its rail can be used. It may have been usable
+    /// already: the state of a port is also read when queue pairs are made, and these leave out a
+    /// rail that is to blame.
     fn handle_event(&mut self, at: usize, event: linerate_verbs_sys::Event) -> bool {
         let rail = &mut self.shared.rails[at];
         let text = rail.context().library().event_text(event.kind);
@@ -419,7 +417,7 @@ impl VerbsTransport {
                 rail.refresh();
                 return rail.is_usable();
             }
-            // An address may come after its port, which is of no use before.
+            // A port may get its address late, and is of no use without it.
             News::OtherAddress => {
                 rail.refresh();
                 return rail.is_usable();
@@ -478,8 +476,8 @@ fn capabilities(rails: u32) -> Capabilities {
 }
 
 impl VerbsTransport {
-    /// Goes on with leaving; true: what was posted has arrived, and the peers are told. A rank that
-    /// is done may go although its last message is still in its own queue.
+    /// Goes on with leaving; true: what was posted has arrived, and the peers are told. The caller
+    /// may be done while its last message is still queued here.
     fn go_on_leaving(&mut self, word: u64) -> bool {
         let is_over = |peer: &Peer| !peer.is_open() || peer.is_idle();
         if !self.is_leaving && self.peers.iter().all(is_over) {
@@ -488,7 +486,7 @@ impl VerbsTransport {
         self.is_leaving && self.letters_out.is_empty() && self.control.leave(word)
     }
 
-    /// Says what has come, so that nobody has to take that for lost.
+    /// Tells the peers what has come, so that they do not take it for lost.
     fn say_goodbye(&mut self) {
         self.is_leaving = true;
         for rank in 0..self.peers.len() as Rank {

@@ -20,7 +20,7 @@ pub enum Entry {
     /// A record of this many bytes in the slot.
     Record {
         bytes: u32,
-        /// It tells a place that may end before the peer reads the record.
+        /// It grants a place that may end before the peer reads the record.
         is_grant: bool,
         put: CopiedPut,
     },
@@ -59,7 +59,7 @@ pub struct Outbox {
     staging: Option<Arc<Registered>>,
     /// The peer's ring.
     target: Option<Target>,
-    /// Both sides could receive once.
+    /// Both sides have been able to receive.
     is_reached: bool,
     waiting: VecDeque<Waiting>,
     /// Positions of the peer's puts that named no region, to be told before anything else.
@@ -152,7 +152,7 @@ impl Outbox {
         self.slot(self.ring.slot(self.ring.next()))
     }
 
-    /// A record, in order after those before it.
+    /// Adds a record behind those that are there.
     pub fn add(&mut self, record: Record, payload: View, put: CopiedPut) {
         if self.has_place() && self.staging.is_some() {
             let slot = self.next_slot();
@@ -182,7 +182,7 @@ impl Outbox {
         });
     }
 
-    /// Gives records that wait positions, as far as there are some.
+    /// Gives records that wait their positions, as far as there is room.
     pub fn place_waiting(&mut self) {
         while self.ring.has_room()
             && let Some(waiting) = self.waiting.pop_front()
@@ -250,7 +250,7 @@ impl Outbox {
         kernel::write(header, TOLD_AT, &told.emit());
     }
 
-    /// A put at this position, of which nobody waits to hear any more.
+    /// Nobody waits any more to hear of the put at this position.
     pub fn end_put(&mut self, position: u64) {
         if let Some(Entry::Put { token, .. }) = self.ring.entry(position) {
             *token = None;
@@ -272,13 +272,13 @@ impl Outbox {
         }
     }
 
-    /// How many posted positions are consumed by what the peer says, whose low bits these are.
+    /// How many more posted positions are consumed, by the low bits that the peer tells.
     #[inline]
     pub fn newly_consumed(&self, told: u32) -> Result<u64, String> {
         self.ring.newly_consumed(told)
     }
 
-    /// The first position is consumed, and a put that the peer had to copy with it.
+    /// The first position is consumed; the put that the peer had to copy, if it was one.
     #[inline]
     pub fn pop(&mut self) -> CopiedPut {
         match self.ring.pop() {
@@ -302,8 +302,8 @@ impl Outbox {
     }
 
     /// The queue pairs are no more: everything from this position on is posted again, but for
-    /// places and for ends of transfers, whose last bytes are given back. Those, and how many
-    /// positions are posted again.
+    /// grants and for ends of transfers. Returns these ends, and how many positions are posted
+    /// again.
     pub fn rewind(&mut self, received: u64) -> (Vec<LostEnd>, u64) {
         let (mut lost, mut again) = (Vec::new(), 0);
         let entries = self.ring.entries_mut();
@@ -336,20 +336,20 @@ impl Outbox {
         self.bad_puts.push(position);
     }
 
-    /// How many of the `received` positions, counted back from the last, begin with such a put.
+    /// How many of the `received` positions there are from the first put on that named no region.
     pub fn untold_count(&self, received: u64) -> u32 {
         let back = |bad: &u32| (received as u32).wrapping_sub(*bad) & VALUE_MASK;
         self.bad_puts.iter().map(back).max().unwrap_or(0)
     }
 
-    /// The next position of such a put.
+    /// The position of a put that named no region, to be told next.
     #[inline]
     pub fn pop_bad_put(&mut self) -> Option<u32> {
         self.bad_puts.pop()
     }
 
-    /// Whether nothing has been sent since the last wake-up that wakes the peer, so that a record
-    /// for that is to be sent and has room.
+    /// Whether a record is to be sent to wake the peer, and has room: nothing has been sent since
+    /// the last wake-up.
     pub fn needs_wake_up(&self) -> bool {
         self.ring.next() == self.notified && self.has_place()
     }

@@ -231,7 +231,7 @@ impl Pair {
     }
 
     /// The peer says that it has had this many positions: what follows from those that are or were
-    /// under way, which follows once.
+    /// under way. Each is given once.
     pub fn confirm(&mut self, received: u64) -> Vec<(u64, Then)> {
         let mut confirmed = Vec::new();
         for link in self.links.iter_mut().flatten() {

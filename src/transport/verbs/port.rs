@@ -8,7 +8,7 @@ use linerate_verbs_sys::raw::{ibv_mtu, ibv_port_attr, ibv_port_state};
 use std::time::Duration;
 
 /// A rail on which a queue pair failed is used again after this time, or where no other is left.
-/// Twice as long each time that it fails again, because every try interrupts the others, until its
+/// The time doubles with each further failure, because every try interrupts the others, until its
 /// port has been down and up.
 const BLAME: Duration = Duration::from_secs(10);
 const BLAME_DOUBLINGS_MAX: u32 = 6;
@@ -18,12 +18,12 @@ const BLAME_DOUBLINGS_MAX: u32 = 6;
 pub struct Port {
     device: String,
     number: u8,
-    /// Where its packets come from, on Ethernet; where it is in the port's table may change
+    /// Where its packets come from, on Ethernet; its place in the port's table may change
     /// ([`Port::refresh`]).
     gid: Option<Gid>,
     lid: u16,
     mtu: ibv_mtu,
-    /// The least of the peers' ports that this one is joined with.
+    /// The least MTU of the peers' ports that this one is joined with.
     peers_mtu: Option<ibv_mtu>,
     is_ethernet: bool,
     /// It carries packets, as far as the device has told.
@@ -74,7 +74,7 @@ impl Port {
         128 << self.mtu.0
     }
 
-    /// The least of the ports at the other ends.
+    /// The least payload of a packet among the ports at the other ends.
     pub fn peers_mtu_bytes(&self) -> Option<u32> {
         self.peers_mtu.map(|mtu| 128 << mtu.0)
     }
@@ -141,7 +141,7 @@ impl Port {
     }
 }
 
-/// As verbs say it; the greatest where nothing is asked for.
+/// This payload of a packet as verbs say it; the greatest where none is asked for.
 fn mtu_code(bytes: Option<u32>) -> u32 {
     bytes.map_or(ibv_mtu::IBV_MTU_4096.0, |bytes| (bytes / 128).ilog2())
 }

@@ -127,7 +127,7 @@ impl Transport for VerbsTransport {
     fn deregister(&mut self, key: RegionKey) -> Result<()> {
         self.shared.regions.remove(key)?;
         for peer in &mut self.peers {
-            // It is asked for no more; what is on its way is refused by the device.
+            // Peers ask for it no more, and the device refuses what is on its way.
             peer.end_export(key, &mut self.shared);
         }
         Ok(())

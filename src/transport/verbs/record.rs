@@ -13,10 +13,10 @@ use crate::transport::requests::REQUESTS_MAX;
 pub const HEADER_BYTES: usize = 48;
 /// Bytes from one slot to the next: a header and the longest payload, rounded up to cache lines.
 pub const SLOT_BYTES: usize = (HEADER_BYTES + INLINE_BYTES_MAX).next_multiple_of(64);
-/// Devices over which one peer's traffic is spread, at most: keys for all of them fit in a record.
+/// Rails over which one peer's traffic is spread, at most: keys for all of them fit in a record.
 pub const RAILS_MAX: usize = 8;
 
-// Numbers of atomic operations stand where lengths do.
+// The number of an atomic operation stands where other records have a length.
 const _: () = assert!(REQUESTS_MAX <= INLINE_BYTES_MAX as u64);
 const _: () = assert!(HEADER_BYTES + 4 * RAILS_MAX <= SLOT_BYTES);
 const _: () = assert!(TAG_CLASSES == 4, "four counters have places in the header");
@@ -32,7 +32,7 @@ pub enum Record {
     /// This many bytes for a region of the receiver, which it copies there: a line that must not be
     /// seen half written.
     Put { key: u32, offset: u64, bytes: u32 },
-    /// A long message that waits to be asked for.
+    /// A long message that waits for its grant.
     Offer {
         tag: u64,
         header: u64,
@@ -60,8 +60,8 @@ pub enum Record {
     Nothing,
     /// Wants to know a region of the receiver.
     Ask { key: u32 },
-    /// A word of a region of the receiver is to be changed by its processor: `operand` is there
-    /// afterwards if `compare` was, or is added. `id` names the answer, below [`REQUESTS_MAX`].
+    /// The receiver's processor is to change a word of a region: it adds `operand`, or puts it in
+    /// place of a word that equals `compare`. `id`, below [`REQUESTS_MAX`], names the answer.
     Change {
         id: u32,
         key: u32,
@@ -261,8 +261,8 @@ pub enum Immediate {
     Last(u32),
     /// Takes no place: this many positions were consumed, the low bits.
     Consumed(u32),
-    /// Takes no place: the put with this position in the ring, the low bits, named no region.
-    /// Nothing that was told before it says that the position is consumed.
+    /// Takes no place: the put with this position in the ring, the low bits, named no region. It
+    /// comes before anything that tells the position as consumed.
     BadPut(u32),
     /// Takes no place: this many messages of this class were matched.
     Matched(usize, u16),

@@ -95,7 +95,7 @@ impl<E> SendRing<E> {
         (self.consumed..).zip(&mut self.entries)
     }
 
-    /// How many posted positions are consumed by what the peer says, whose low bits these are.
+    /// How many more posted positions are consumed, by the low bits that the peer tells.
     pub fn newly_consumed(&self, told: u32) -> Result<u64, String> {
         let count = u64::from(told.wrapping_sub(self.consumed as u32) & VALUE_MASK);
         if count > self.posted - self.consumed {
@@ -261,10 +261,10 @@ mod tests {
                         }
                     }
                     5 if prng.below(10) == 0 => {
-                        // The queue pairs die: what is under way is lost both ways, and the
+                        // The queue pairs die: what is under way is lost both ways.
                         wire.clear();
                         back.clear();
-                        // receiver says what has come, and that some of it is not consumed yet.
+                        // The receiver says what has come, and that some of it is not consumed yet.
                         let received = receiver.received();
                         let count = sender.newly_consumed(receiver.low_bits()).unwrap();
                         let untold = prng.below(count + 1);

@@ -25,7 +25,7 @@ pub fn open(
     let wish = Wish {
         names,
         node: tree.own_node(),
-        // Ranks that have not met have consecutive numbers on a host, most often.
+        // Ranks that have not met mostly have consecutive numbers on a host.
         local_rank: settings.local_rank.unwrap_or(rank),
         gid_index: settings.gid_index,
         ..Wish::default()
@@ -60,8 +60,8 @@ pub fn open(
 pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric> {
     let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
     let (rails, choice) = open("", rank, sizes, settings)?;
-    // Locked memory is what devices lack most often: as much as the rings of all peers take is
-    // tried.
+    // Locked memory is what is missing most often: this tries as much as the rings of all peers
+    // take.
     let bytes = 2 * SLOT_BYTES * sizes.slots as usize * ranks as usize;
     Registered::region(Arc::new(Region::private(bytes)?), &rails, false)?;
     let gid = choice.rails[0].gid.as_ref();

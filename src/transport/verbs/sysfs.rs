@@ -15,11 +15,9 @@ use super::gid::Gid;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-/// GIDs that are looked at per port: tables have up to 256 places, and those that are used come
-/// first.
+/// Places for GIDs that are looked at per port: tables have up to 256, and those in use come first.
 const GIDS_MAX: u32 = 256;
-/// Places in a row that are empty, after which nobody looks further: addresses that were removed
-/// leave holes.
+/// The look ends after this many empty places in a row: addresses that were removed leave holes.
 const HOLES_MAX: u32 = 32;
 const PORTS_MAX: u8 = 16;
 /// Largest payload of a PCIe packet on most hosts. The exact one is in the device's configuration,
@@ -46,7 +44,7 @@ pub struct Device {
     pub node_type: Option<String>,
     /// Firmware, where the driver says.
     pub firmware: Option<String>,
-    /// Where it is plugged in; `None` for software devices over interfaces that are not.
+    /// Where it is plugged in; `None` for a software device over an interface that is not.
     pub place: Option<Place>,
     /// The link to it, as it was trained.
     pub link: Option<PcieLink>,
@@ -109,7 +107,7 @@ impl fmt::Display for PcieLink {
     }
 }
 
-/// What the other end of a port's cable speaks.
+/// The protocol of a port's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
     /// InfiniBand.

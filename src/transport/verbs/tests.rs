@@ -1,5 +1,5 @@
-//! What takes unsafe code to test: fork(). And what no machine without a GPU has: memory that says
-//! it is a dma-buf.
+//! Tests of fork(), which take unsafe code, and of memory that says it is a dma-buf, since a
+//! machine without a GPU has none.
 
 use crate::kernel;
 use crate::memory::{Region, child};
@@ -62,7 +62,7 @@ fn after_a_fork_the_parents_registered_memory_is_the_parents() {
     }
 }
 
-/// Soft-RoCE registers none. The descriptor is not of one either, which nobody asks before that.
+/// Soft-RoCE registers no dma-buf, and refuses before it looks at the descriptor, which is of none.
 #[test]
 fn a_device_that_cannot_register_a_dmabuf_says_so_by_name() {
     let mut transport = match open("verbs", 0, 2, 0, &Options::default()) {

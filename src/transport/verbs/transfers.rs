@@ -24,17 +24,17 @@ pub struct Transfer {
     pub atomic: Option<Atomic>,
     pub token: u64,
     pub total: u64,
-    /// The own bytes, and where they begin in them.
+    /// The own memory, and where the bytes begin in it.
     pub memory: Arc<Registered>,
     pub offset: u64,
-    /// The peer's; a message has it once the peer wants it, others once the key is known.
+    /// The place in the peer's memory, once the message is granted or the region is known.
     pub target: Option<Target>,
     /// The peer's region and the offset in it, of puts and gets.
     pub range: (RegionKey, u64),
     pub pieces: Pieces,
     /// Pieces under way, by rail.
     pub under_way: Vec<u32>,
-    /// By rail: its device has written pieces, and the lead cannot tell whether they are visible.
+    /// By rail: pieces were written there that are not known to be visible to the peer.
     pub unseen: Vec<bool>,
     /// The end has a position in the ring.
     pub has_end: bool,
@@ -107,14 +107,14 @@ impl Transfers {
         written.any(|t| t.has_end || t.is_under_way())
     }
 
-    /// Lets a transfer go on, if it is known where it goes.
+    /// Lets a transfer go on, if its target is known.
     pub fn make_busy(&mut self, id: u64) {
         if self.get(id).is_some_and(|t| t.target.is_some()) {
             self.enqueue(id);
         }
     }
 
-    /// Lets all transfers go on of which it is known where they go.
+    /// Lets all transfers go on whose targets are known.
     pub fn make_all_busy(&mut self) {
         for id in self.ids(|t| t.target.is_some()) {
             self.enqueue(id);

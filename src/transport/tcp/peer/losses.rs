@@ -30,7 +30,7 @@ impl Peer {
         }
     }
 
-    /// Takes out the rail at this place. Where the stream went over it, it goes on over another.
+    /// Takes out the rail at this place. If it led, the stream goes on over another one.
     fn take_rail(&mut self, at: usize) -> Rail {
         let (rail, was_lead) = self.rails.take(at);
         if was_lead {

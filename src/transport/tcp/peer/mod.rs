@@ -31,7 +31,7 @@ use std::os::fd::OwnedFd;
 enum Loss {
     /// One connection is lost.
     Rail(String),
-    /// The peer breaks the rules, or says that it leaves.
+    /// The peer breaks the rules, or what it sent was changed on its way.
     Peer(String),
 }
 
@@ -54,7 +54,7 @@ pub struct Peer {
     stream: Stream,
     received: Received,
     credits: Credits,
-    /// Of long messages, which transfer.
+    /// Long messages are named by their transfers.
     matching: Matching<u64>,
     transfers: Transfers,
     short_puts: ShortPuts,
@@ -170,7 +170,7 @@ impl Peer {
         !self.transfers.is_empty()
     }
 
-    /// Whether everything that was said to it is with its kernel.
+    /// Whether everything that is said to it was handed to the kernel.
     pub fn is_told(&self) -> bool {
         self.stream.is_sent()
     }

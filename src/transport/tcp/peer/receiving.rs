@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 /// System calls per rail and look.
 const READS_MAX: usize = 8;
 /// Bytes read behind a chunk: the next header and a few short frames. More would mostly be the
-/// begin of the next chunk, which is copied twice then.
+/// beginning of the next chunk, which is copied twice then.
 const AFTER_BODY_BYTES: usize = 1024;
 
 /// Where the rest of a chunk goes.
@@ -41,7 +41,7 @@ impl Peer {
             self.rails[at].look_at_copies(shared);
             match self.receive(at, shared) {
                 Ok(()) => {}
-                // Its end may explain itself on another rail: all are read first.
+                // Another rail may bring the reason: all are read first.
                 Err(Loss::Rail(reason)) => lost.push((self.rails[at].id, reason)),
                 Err(Loss::Peer(reason)) => return Err(reason),
             }
@@ -113,8 +113,7 @@ impl Peer {
                 (Target::Bytes(&mut shared.void[..bytes]), bytes)
             }
         };
-        // Only a whole body is followed by the next header, and what comes after that may be a body
-        // again.
+        // The next header comes behind a whole body only, and may be followed by a body again.
         let buffer = match wanted == left {
             true => &mut rail.rx[..AFTER_BODY_BYTES],
             false => &mut [],
@@ -222,15 +221,16 @@ impl Peer {
         let rx = std::mem::take(&mut self.rails[at].rx);
         let start = self.rails[at].rx_start + HEADER_BYTES;
         let handled = self.handle_ordered(&header, &rx[start..start + payload], shared);
-        // Whatever the frame said, this rail is where it was: losses are handled by the caller.
+        // No frame moves this rail: the caller handles losses.
         self.rails[at].rx = rx;
         self.rails[at].rx_start = start + payload;
         handled.map(|()| true)
     }
 
     /// Whether a chunk without a place stays in the kernel until the next poll: this poll has news,
-    /// upon which the caller may post the receive. In place, an allreduce's second half comes right
-    /// behind the acknowledgement that makes room for it. To copy 1 MiB twice takes twice as long.
+    /// upon which the caller may post the receive. The second half of an allreduce in place comes
+    /// right behind the acknowledgement that makes room for it. Copying 1 MiB twice takes twice as
+    /// long.
     fn is_to_park(&self, at: usize, frame: &Frame, shared: &Shared) -> bool {
         let Frame::Chunk { transfer, .. } = *frame else {
             return false;
@@ -253,7 +253,7 @@ impl Peer {
         }
         let expected = self.received.position();
         if header.position != expected {
-            // A lead rail that was lost may have left it here already.
+            // A lead rail that was lost may have brought it already.
             if header.position < expected {
                 shared.counts.frames_twice += 1;
                 return Ok(());
@@ -379,7 +379,7 @@ impl Peer {
         let asked = asked.ok_or_else(|| format!("it answers get {id}, which nobody asked"))?;
         let bytes = payload.len();
         if is_good && bytes != asked {
-            // It is kept, so that it ends with the peer.
+            // The get is kept, so that it is flushed with the peer.
             return Err(format!("it answers a get of {asked} bytes with {bytes}").into());
         }
         let (view, token) = self.gets.end(id).expect("looked at just now");
@@ -441,7 +441,7 @@ impl Peer {
         self.take_from_buffer(at, shared)
     }
 
-    /// What of the body is in the buffer already.
+    /// Takes what the buffer already has of the body.
     fn take_from_buffer(&mut self, at: usize, shared: &mut Shared) -> Result<(), Loss> {
         let place = self.place_of_body(at, shared);
         let rail = &mut self.rails[at];

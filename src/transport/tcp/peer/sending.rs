@@ -16,8 +16,8 @@ use rustix::io::Errno;
 
 /// Posts wait while this much of the stream is not acknowledged.
 const STREAM_BYTES: usize = 256 * 1024;
-/// Control frames go on top of that; each answers something of the peer, so that more means that it
-/// takes nothing back.
+/// Control frames go on top of that. Each answers something of the peer, so with more than this it
+/// sends and reads nothing.
 const STREAM_BYTES_MAX: usize = 8 << 20;
 /// System calls per rail and look, so that one look takes a bounded time.
 const SENDS_MAX: usize = 8;
@@ -47,7 +47,7 @@ impl Peer {
         }
     }
 
-    /// A frame without payload.
+    /// Appends a frame without payload.
     pub(super) fn push_control(&mut self, shared: &Shared, frame: Frame) {
         self.push(shared, frame, View::empty(), false);
     }
@@ -68,11 +68,11 @@ impl Peer {
     ) -> Result<(), PostError> {
         let class = tag_class(tag);
         self.credits.check(class)?;
-        // Its places are few and its messages short: there is room whatever else waits.
+        // Urgent messages are few and short: there is room whatever else waits.
         if class != URGENT_CLASS {
             self.has_room()?;
             if self.rails.is_empty() && self.reach.lacks_first() {
-                // A short one would be over, and wait for polls of a rank that has other work.
+                // A short message would end now, and wait for a connection that only polls make.
                 return Err(PostError::WouldBlock);
             }
         }
@@ -210,7 +210,7 @@ impl Peer {
         self.push(shared, frame, view, false);
     }
 
-    /// Does what a peer asks for to a word of this rank.
+    /// Changes a word of this rank as the peer asks, and answers with what was there.
     pub(super) fn handle_change(
         &mut self,
         id: u64,
@@ -285,8 +285,8 @@ impl Peer {
         Ok(())
     }
 
-    /// A connection that is broken takes nothing; what it still has to say is read first, and then
-    /// its end is found there.
+    /// Hands to the kernel what one rail takes. Errors are left to reading, which first takes what
+    /// the rail has brought, and then finds its end.
     fn pump_rail(&mut self, at: usize, shared: &mut Shared) {
         let mut most = usize::MAX;
         for _ in 0..SENDS_MAX {

@@ -1,12 +1,12 @@
 //! Memory that is taken back from the messages and puts which wait to be sent
 //! ([`crate::transport::Transport::withdraw`]).
 //!
-//! Nothing of them is sent any more, with two exceptions.
+//! Nothing of them is sent from there any more. Two cases need more than that.
 //!
-//! * The rest of a chunk that has been begun is sent from a copy: what follows on its rail, the
-//!   news of a failure perhaps, follows without a gap. The peer gets the bytes as they were, and
+//! * The rest of a chunk that has been begun is sent from a copy, because frames that follow on its
+//!   rail, perhaps the news of a failure, need its end. The peer gets the bytes as they were, and
 //!   the message only if this was the last of it.
-//! * What the kernel was given without a copy (`zerocopy.rs`) it would read when it sends it, or
+//! * The kernel reads what it was given without a copy (`zerocopy.rs`) whenever it sends that, or
 //!   sends it again. No call makes it copy, so the rail is cut, and replaced as one that is lost
 //!   (`losses.rs`). The stream goes on over the next one.
 //!
@@ -21,9 +21,9 @@ use crate::transport::tcp::shared::Shared;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Looks for the kernel to have let go of the pages of a rail that is cut, and the pause between
-/// two. What has not left is dropped with the call, and what a device is sending takes
-/// microseconds: 20 ms is for one that is held up.
+/// How often a rank looks whether the kernel has released the pages of a rail that is cut, and the
+/// pause between two looks. What has not left is dropped at once, and what a device is sending
+/// takes microseconds: 20 ms are for one that is held up.
 const RELEASE_LOOKS: u32 = 200;
 const RELEASE_PAUSE: Duration = Duration::from_micros(100);
 
@@ -80,11 +80,11 @@ impl Rail {
         }
     }
 
-    /// Ends the connection, and drops what the kernel holds of it. Returns when it has let go of
-    /// the pages, or after a time: then a device is held up that sends nothing either.
+    /// Ends the connection, and drops what the kernel holds of it. Returns when it has released the
+    /// pages, or after a time: a device that holds them longer is stuck, and sends nothing.
     fn cut(&mut self) {
-        // As closing it does where the kernel is told not to linger, but the socket stays, and
-        // tells of the pages.
+        // This is a reset, as from closing without lingering, but the socket stays and tells of the
+        // pages.
         let _ = rustix::net::connect_unspec(&self.socket);
         for _ in 0..RELEASE_LOOKS {
             if !self.zerocopy.is_holding(self.socket.as_fd()) {

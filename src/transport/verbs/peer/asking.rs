@@ -1,8 +1,8 @@
 //! Atomic operations by the processor of the word's owner: a record asks, another one answers.
 //!
 //! Positions of the ring come exactly once, also where queue pairs are replaced, so that these
-//! operations are done exactly once. A device does them faster, but not at once with what
-//! processors do, nor does it know after a fault whether it has done them:
+//! operations are done exactly once. A device does them faster, but they are not atomic with what
+//! processors do, and after a fault nobody knows whether they were done:
 //! [`VerbsSettings::has_device_atomics`].
 //!
 //! [`VerbsSettings::has_device_atomics`]: crate::config::VerbsSettings::has_device_atomics
@@ -15,8 +15,8 @@ use crate::transport::verbs::record::Record;
 use crate::transport::verbs::shared::Shared;
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
-/// Answers that wait for positions of the peer's ring, and whatever else does: a peer that takes
-/// them has fewer.
+/// Records that may wait for positions of the peer's ring, answers among them: a peer that takes
+/// its answers has fewer.
 const WAITING_MAX: usize = 4 * REQUESTS_MAX as usize;
 
 impl Peer {

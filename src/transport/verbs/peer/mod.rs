@@ -50,7 +50,7 @@ pub struct Peer {
     is_dirty: bool,
     /// It may call over the control transport, and has no rings before it does.
     is_expected: bool,
-    /// It has been told to the caller that posts are taken.
+    /// The caller was told that posts are taken.
     is_told: bool,
     /// It has said that it leaves in good order.
     is_leaving: bool,
@@ -113,7 +113,7 @@ impl Peer {
         let make = || {
             let bytes = shared.sizes.slots as usize * SLOT_BYTES;
             let region = Arc::new(Region::private(bytes)?);
-            // A record is read when its arrival is told, which no device lets anything overtake.
+            // The order is strict: a record must be there when its arrival is told.
             Registered::region(region, &shared.rails, false).map(Arc::new)
         };
         let (inbox, staging) = (make()?, make()?);
@@ -144,7 +144,7 @@ impl Peer {
         &mut self.pair
     }
 
-    /// What it has to know of the ring here, once that is made.
+    /// The ring that it writes into.
     pub fn inbox(&self) -> &Inbox {
         &self.inbox
     }
@@ -193,12 +193,12 @@ impl Peer {
         }
     }
 
-    /// Whether it has bytes of this rank to get, or to be got, that lie in this rank's memory.
+    /// Whether transfers with it, whose bytes lie in this rank's memory, have not ended.
     pub fn has_transfers(&self) -> bool {
         self.transfers.count() > 0
     }
 
-    /// What follows where a position has arrived.
+    /// Does what follows from the arrival of a position.
     pub fn follow(&mut self, position: u64, then: Then, shared: &mut Shared) {
         match then {
             Then::Nothing => {}
@@ -237,7 +237,7 @@ impl Peer {
     pub fn handle_ended_links(&mut self, ended: Vec<What>, shared: &mut Shared) {
         for what in ended {
             match what {
-                // The peer has said so before its device did.
+                // The peer has said that it came, before the device did.
                 What::Position(position, then) if position < self.outbox.consumed() => {
                     self.follow(position, then, shared);
                 }
@@ -254,13 +254,13 @@ impl Peer {
                         None => {}
                     }
                 }
-                // Whether it has come nobody knows, and the word may be another one since.
+                // Nobody knows whether it has come, and the word may have another value since.
                 What::Word { token, bytes } => {
                     shared
                         .ends
                         .complete(self.rank, token, Outcome::Flushed, bytes, 0);
                 }
-                // All of these are the peer's.
+                // Gets go on below, and counters are told anew.
                 What::Get | What::Told | What::Nothing => {}
                 What::BadPut(position) => self.outbox.push_bad_put(position),
             }
@@ -300,7 +300,7 @@ impl Peer {
         }
         self.transfers.make_all_busy();
         if self.pair.generation().trouble.is_some() {
-            // Something has to get through, so that it is known to.
+            // Something has to get through, so that the trouble ends.
             self.push(Record::Nothing, View::empty(), None, shared);
         }
         self.mark(shared);

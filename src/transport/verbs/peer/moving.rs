@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Bytes that are read behind pieces. Some devices touch no memory for a read of none.
 const SEEN_BYTES: u64 = 8;
 
-/// What follows where a piece of a transfer was to be posted.
+/// What is posted next, after a piece of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// Its next piece.
@@ -362,7 +362,7 @@ impl Peer {
             .complete(self.rank, get.token, outcome, bytes, 0);
     }
 
-    /// The queue pair has ended before any of the short gets had come.
+    /// The queue pair has ended before the rest of the short gets came.
     pub(super) fn go_on_with_gets(&mut self, shared: &mut Shared) {
         while let Some(first) = self.gets.front() {
             if first.atomic.is_some() {

@@ -1,5 +1,5 @@
-//! What leaves: records for the peer's ring, and pieces of long transfers, which every rail with
-//! room takes in turn.
+//! What leaves: positions of the peer's ring and what they carry. Pieces of long transfers are in
+//! `moving.rs`.
 
 use super::Peer;
 use crate::kernel;
@@ -24,7 +24,7 @@ const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
 
 impl Peer {
-    /// A record for the peer, in order after those before it.
+    /// Adds a record for the peer behind those that are there.
     pub(super) fn push(
         &mut self,
         record: Record,
@@ -61,8 +61,8 @@ impl Peer {
     }
 
     /// Lets what a post has added leave: at once where nothing else is under way or waits,
-    /// otherwise together with what follows, with the next poll. It tells counters, so that it is
-    /// not called while a record is handled.
+    /// otherwise together with what follows, with the next poll. It tells counters, and must not be
+    /// called while a record is handled.
     fn hand_over(&mut self, shared: &mut Shared) {
         match self.is_free() && self.pair.lead_link().is_some_and(|link| link.is_idle()) {
             true => {
@@ -96,7 +96,7 @@ impl Peer {
         self.credits.check(class)?;
         let total = source.len_bytes();
         let is_short = total <= INLINE_BYTES_MAX;
-        // Its places are few and its messages short: there is room whatever else waits.
+        // Urgent messages are few and short: there is room whatever else waits.
         if class != URGENT_CLASS || !is_short {
             self.check_room(shared)?;
         }
@@ -167,7 +167,7 @@ impl Peer {
         self.outbox.push_put(source, target, token);
     }
 
-    /// Puts a word without telling its owner; `None`: it is none, or something waits to leave
+    /// Puts a word without telling its owner; `None`: it cannot go so, or something waits to leave
     /// before it.
     #[inline]
     fn put_plainly(
@@ -191,7 +191,7 @@ impl Peer {
         }
         let mut word = [0; WORD_BYTES as usize];
         match bytes {
-            // Without a call.
+            // The usual word is loaded without a call.
             WORD_BYTES => word = kernel::load(source, 0),
             _ => kernel::read(source, 0, &mut word[..bytes as usize]),
         }
@@ -212,7 +212,7 @@ impl Peer {
         }
     }
 
-    /// A slow look: makes a completion of words that have none, and tells what may wait until now.
+    /// A slow look: makes a completion for words that have none, and tells what may wait until now.
     /// A peer whose message is waited for is to be connected, so that its death is seen.
     pub fn look_slowly(&mut self, shared: &mut Shared) {
         if self.pair.is_unused() {
@@ -227,7 +227,7 @@ impl Peer {
         }
     }
 
-    /// Makes a completion of words that have none.
+    /// Makes a completion for words that have none.
     fn queue_telling(&mut self, shared: &mut Shared) {
         let ring = self.outbox.ring_place(self.pair.lead());
         let link = self.pair.lead_with_room().filter(|link| link.is_untold());
@@ -386,8 +386,8 @@ impl Peer {
         }
     }
 
-    /// Puts that named no region, before anything tells that they are consumed; false: not all
-    /// found room.
+    /// Posts news of puts that named no region, before anything tells that they are consumed;
+    /// false: not all found room.
     fn queue_bad_puts(&mut self) -> bool {
         while let Some(position) = self.outbox.pop_bad_put() {
             let ring = self.outbox.ring_place(self.pair.lead());
@@ -402,7 +402,7 @@ impl Peer {
         true
     }
 
-    /// Counters that cannot wait for a record.
+    /// Posts counters that cannot wait for a record.
     fn queue_told(&mut self) {
         let Some(place) = self.outbox.ring_place(self.pair.lead()) else {
             return;
