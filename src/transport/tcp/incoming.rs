@@ -1,6 +1,8 @@
 //! [`IncomingMessages`]: long messages that come from one peer, in chunks over any rail, before or
 //! after their receives.
 
+use super::CHUNK_BYTES_MAX;
+use crate::config::RAILS_MAX;
 use crate::kernel;
 use crate::limits::MESSAGES_PER_PEER;
 use crate::memory::View;
@@ -13,8 +15,8 @@ use std::collections::BTreeMap;
 /// before their announcements.
 const INCOMING_MAX: usize = 2 * TAG_CLASSES * MESSAGES_PER_PEER as usize;
 /// A chunk that is being staged counts until it has come whole, also where its message has met a
-/// receive meanwhile and the sender, who was told so, sends more.
-const STAGED_SLACK_BYTES: u64 = 1 << 20;
+/// receive meanwhile and the sender, who was told so, sends more. Each rail may have one.
+const STAGED_SLACK_BYTES: u64 = RAILS_MAX as u64 * CHUNK_BYTES_MAX as u64;
 
 type Checked<T> = Result<T, String>;
 
@@ -343,6 +345,22 @@ mod tests {
             assert_eq!(messages.take_whole(transfer), None);
             assert!(!messages.is_known(transfer));
         }
+    }
+
+    #[test]
+    fn a_peer_whose_rails_all_stand_in_a_chunk_may_use_its_share_again_once_its_message_has_met() {
+        let region = Region::private(8).unwrap();
+        let (mut messages, mut staging) = (IncomingMessages::default(), Buffers::default());
+        let (chunk, share) = (u64::from(CHUNK_BYTES_MAX), STAGED_SLACK_BYTES);
+        messages.announce(1, share, true).unwrap();
+        for _ in 0..RAILS_MAX {
+            assert_eq!(messages.begin_chunk((1, share), chunk, share), Ok(true));
+        }
+        messages.meet(1, &posted(&region, 8), 0, &mut staging);
+        for _ in 0..RAILS_MAX {
+            assert_eq!(messages.begin_chunk((2, share), chunk, share), Ok(true));
+        }
+        assert!(messages.begin_chunk((2, share), 1, share).is_err());
     }
 
     #[test]
