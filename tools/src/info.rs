@@ -76,7 +76,7 @@ struct Transport {
 
 #[derive(Debug, Serialize)]
 struct Host {
-    /// Ranks with equal ones share memory.
+    /// Ranks with equal ids share memory.
     id: String,
     boot_id: Option<String>,
     network_namespace: Option<String>,
@@ -194,7 +194,7 @@ fn transports() -> Vec<Transport> {
     ]
 }
 
-/// Which ports ranks would use, or why there is none.
+/// Which ports ranks would use, or why they can use none.
 fn verbs() -> Transport {
     let (available, detail) = match linerate::unstable::verbs::check("") {
         Ok(choice) => (true, choice.to_string().lines().next().map(String::from)),
@@ -248,7 +248,7 @@ pub fn find_library(names: &[&str]) -> Option<String> {
     Some(found.display().to_string())
 }
 
-/// What tells hosts apart: ranks with equal ones share memory.
+/// The id that tells hosts apart: ranks with equal ids share memory.
 pub fn host_id(override_id: Option<String>) -> String {
     host(override_id).id
 }

@@ -1,7 +1,7 @@
 //! `linerate launch -n N -- CMD`: local ranks of a program, as torchrun starts them.
 //!
 //! A rank begins as this binary (`rank-exec`), asks the kernel to die with its parent, and becomes
-//! the program: what would otherwise need code between fork and exec.
+//! the program. Without that step, this would need code between fork and exec.
 
 use clap::Args;
 use linerate_job::binding::Bind;

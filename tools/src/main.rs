@@ -1,10 +1,11 @@
 //! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `explain`, `experiment`,
 //! `info`, `doctor`.
 //!
-//! Uses only the library's public API. Exit codes: 0 good, 1 the run or a check failed, 2 bad
-//! usage, 128 + the signal if interrupted; `launch` passes on the code of the first rank that
-//! failed. Read first: `bench/mod.rs`. What all commands share is the crate `linerate-job`
-//! (`tools/job`), and the experiments are `linerate-experiments` (`tools/experiments`).
+//! Uses the library's public API and its module `unstable`. Exit codes: 0 good, 1 the run or a
+//! check failed, 2 bad usage, 128 + the signal if interrupted; `launch` passes on the code of the
+//! first rank that failed. Read first: `bench/mod.rs`. What all commands share is the crate
+//! `linerate-job` (`tools/job`), and the experiments are `linerate-experiments`
+//! (`tools/experiments`).
 
 mod bench;
 mod doctor;
@@ -51,7 +52,7 @@ enum Command {
     /// allreduce
     Replay(replay::ReplayArgs),
     /// Say which algorithm and path an operation takes, why, and how long it should take and takes;
-    /// calibrate the prices
+    /// calibrate the choice
     Explain(Box<explain::ExplainArgs>),
     /// Reproduce a table or figure of a paper on this machine
     Experiment(experiment::ExperimentArgs),

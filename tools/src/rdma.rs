@@ -37,7 +37,7 @@ pub struct Port {
     gids: Vec<String>,
 }
 
-/// Looks.
+/// Reads the devices and chooses among them.
 pub fn collect() -> Rdma {
     let tree = Tree::default();
     let devices = tree.devices();

@@ -5,8 +5,8 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 
-/// Assumed where /sys does not say, bytes: larger than most, so that a rotation still leaves the
-/// caches.
+/// Bytes that are assumed where /sys does not say. Most caches are smaller, so that a rotation
+/// still exceeds them.
 const CACHE_BYTES_ASSUMED: u64 = 64 << 20;
 
 /// A cache of the first core.
@@ -40,7 +40,7 @@ fn wait_of(schedstat: &str) -> Option<Duration> {
     Some(Duration::from_nanos(nanoseconds))
 }
 
-/// The caches that hold data, nearest first.
+/// The caches of the first core, nearest first.
 pub fn caches() -> Vec<Cache> {
     let root = Path::new("/sys/devices/system/cpu/cpu0/cache");
     let cache = |index: u32| {

@@ -1,8 +1,8 @@
-//! What partial allreduce should take when rank i arrives i times the skew after rank 0, and what
-//! is made of what it took.
+//! The latency that a partial allreduce should have when rank i arrives i times the skew after rank
+//! 0, and summaries of measured latencies.
 //!
-//! With t the time of a round once it has begun, below the skew: a rank that arrives before the
-//! beginning waits for it and for t, one that arrives later finds the result there.
+//! Let t be the time of a round once it has begun, and below the skew. A rank that arrives before
+//! the round begins waits for that and for t. One that arrives later finds the result there.
 
 use linerate::unstable::partial::initiator;
 use linerate::{PartialOptions, Policy};
@@ -13,8 +13,8 @@ pub struct Measured {
     pub mean_ms: f64,
     /// Median over the rounds of the time of the rank whose arrival begins them.
     pub initiator_p50_ms: f64,
-    /// Mean and median time of the calls that find their result there; 0 if there is none. The mean
-    /// enters the expected mean.
+    /// Mean and median time of the calls that find their result there; 0 without such calls. The
+    /// mean enters the expected mean.
     pub ready_mean_ms: f64,
     pub ready_p50_ms: f64,
     pub nap_mean: f64,
@@ -34,9 +34,9 @@ pub fn beginner(policy: Policy, round: u64, ranks: u32) -> u32 {
     }
 }
 
-/// The mean latency that follows from the skew, t and what a call costs that finds its result: for
-/// each round, ranks up to the beginner's place r wait (r - i) * skew + t, and the others pay for
-/// the call. Of the initiators that these rounds had, not of expected ones.
+/// The mean latency that follows from the skew, t, and the cost of a call that finds its result. In
+/// each round the ranks i up to the beginner r wait (r - i) * skew + t, and the others pay for the
+/// call. The beginners are those that these rounds had, not expected ones.
 pub fn expected_ms(
     policy: Policy,
     rounds: std::ops::Range<u64>,

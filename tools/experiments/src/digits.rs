@@ -31,7 +31,7 @@ pub struct Digits {
 }
 
 impl Digits {
-    /// The carried data.
+    /// The data in the binary.
     pub fn load() -> Digits {
         let mut images: Vec<Image> = CSV.lines().map(parse_line).collect();
         shuffle(&mut images, &mut Prng::new(SPLIT_SEED));
@@ -59,7 +59,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Every `ranks`-th image from the rank's on, in an order that the seed decides.
+    /// Every `ranks`-th image, beginning with the rank's own, in an order that the seed decides.
     pub fn new((rank, ranks): (u32, u32), seed: u64) -> Share {
         let digits = Digits::load();
         let mine = (0..digits.training.len()).filter(|i| *i as u32 % ranks == rank);

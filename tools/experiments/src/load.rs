@@ -75,14 +75,14 @@ impl Measured {
 /// How long a step takes on each rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
-    /// This many ranks, others at random in each step, take `delay` longer.
+    /// `count` ranks, drawn anew in each step, take `delay` longer.
     SomeDelayed {
         compute: f64,
         delay: f64,
         count: u32,
     },
-    /// Rank i of P takes from `least` to `greatest` longer, evenly spread. `rotates`: who is which
-    /// moves on by one rank a step.
+    /// Rank i of P takes from `least` to `greatest` longer, evenly spread. With `rotates`, i moves
+    /// on by one rank in each step.
     Skewed {
         compute: f64,
         least: f64,
@@ -94,7 +94,7 @@ pub enum Load {
 }
 
 impl Load {
-    /// Milliseconds that a step takes on a rank: the same on whichever rank this is asked.
+    /// Milliseconds that a step takes on a rank, whichever rank asks.
     pub fn time(&self, (rank, ranks): (u32, u32), step: u64, seed: u64) -> f64 {
         let of_step = || Prng::new(mix(seed ^ mix(step)));
         match *self {
@@ -127,7 +127,7 @@ impl Load {
     }
 }
 
-/// The project's generator as distributions want it.
+/// The project's generator, with the trait that distributions need.
 struct Bits(Prng);
 
 impl TryRng for Bits {

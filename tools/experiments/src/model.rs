@@ -67,8 +67,8 @@ impl Classifier {
         for image in batch {
             let mut scores = self.scores(parameters, &image.pixels);
             loss += cross_entropy(&mut scores, image.digit);
-            // What is left in `scores` are probabilities: their difference to the truth is the
-            // gradient of the scores.
+            // `scores` has become probabilities. Their difference to the truth is the gradient of
+            // the scores.
             scores[image.digit] -= 1.0;
             self.errors.fill(0.0);
             for (class, score) in scores.iter().enumerate() {
@@ -112,7 +112,7 @@ impl Classifier {
         }
     }
 
-    /// The scores of the classes; the activations of the hidden layer stay.
+    /// The scores of the classes. The activations of the hidden layer stay in `self`.
     fn scores(&mut self, parameters: &[f32], pixels: &[f32; PIXELS]) -> [f32; CLASSES] {
         let (first, second) = self.layers();
         for unit in 0..self.hidden {
@@ -203,7 +203,7 @@ impl Hyperplane {
         let mut targets = Vec::with_capacity(samples);
         for sample in 0..samples {
             let words = (0..dimensions.div_ceil(8)).map(|_| prng.next_u64().to_le_bytes());
-            // -128 becomes -127: both ends alike.
+            // -128 becomes -127, so that both ends are alike.
             let bytes = words.flatten().map(|byte| (byte as i8).max(-127));
             coordinates.extend(bytes.take(dimensions));
             let row = &coordinates[sample * dimensions..];
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
     use crate::digits::Digits;
 
-    /// The gradient beside differences of the loss at both sides of a parameter.
+    /// Compares a gradient with differences of the loss on both sides of a parameter.
     fn compare(gradient: &[f32], parameters: &[f32], loss: &mut dyn FnMut(&[f32]) -> f64) {
         let mut prng = Prng::new(5);
         let mut moved = parameters.to_vec();

@@ -2,8 +2,9 @@
 //! skew after a barrier, 64 rounds, for each policy and size; the time of a rank is from its
 //! arrival to its result.
 //!
-//! Every result is checked against its bits: rank r contributes r + 1 for each generation, and
-//! which generations are in a round follows from who was active in it and in the one before.
+//! Every element of every result is checked. Rank r contributes r + 1 for each generation, and
+//! which generations are in a round follows from the ranks that were active in it and in the
+//! previous one.
 
 mod simulate;
 
@@ -29,7 +30,7 @@ const SEED: u64 = 6_545_343;
 /// The quorum that is measured if none is named.
 const QUORUM: &str = "8";
 
-/// What the paper says, 32 ranks.
+/// The paper's factors for 32 ranks.
 const PAPER_SOLO: f64 = 53.32;
 const PAPER_MAJORITY: f64 = 2.46;
 
@@ -163,7 +164,8 @@ fn check(args: &SkewArgs) -> Result<(u32, Config), String> {
         );
     }
     args.job.check_json()?;
-    // Two snapshots, three results, the neutral element, a gradient and an update of each rank.
+    // A rank has eight vectors: two snapshots, three results, the neutral element, a gradient, an
+    // update.
     let most = args.sizes.iter().max().copied().unwrap_or(0);
     let bytes = 8 * most * u64::from(settings::local_world_size().unwrap_or(ranks));
     let available = linerate::unstable::memory::available_memory_bytes();
@@ -214,7 +216,7 @@ fn measure_all(args: &SkewArgs, config: Config) -> linerate::Result<Vec<Row>> {
     Ok(if comm.rank() == 0 { rows } else { Vec::new() })
 }
 
-/// What a rank sums up, and what it must be.
+/// Counts what is wrong in the results of a rank.
 struct Checked {
     ranks: u32,
     before: Option<RankSet>,
@@ -222,8 +224,8 @@ struct Checked {
 }
 
 impl Checked {
-    /// Every rank has submitted its last gradient before this round begins, so a rank that missed
-    /// the last round has two gradients in this one.
+    /// A rank that missed the previous round has submitted that gradient before this round begins,
+    /// so it is in this one, beside the new gradient if the rank is active.
     fn check(
         &mut self,
         active: &RankSet,
@@ -258,7 +260,7 @@ fn measure(
 ) -> linerate::Result<(Measured, u64)> {
     let options = PartialOptions {
         policy,
-        // Every rank submits in every round, so none is later than the next.
+        // Every rank submits in every round, so no gradient is later than the next one.
         staleness_max: Some(2),
         divisor: Divisor::One,
         ..PartialOptions::default()
@@ -321,14 +323,14 @@ impl Row {
         )
     }
 
-    /// By what part the mean is off what follows from the skew, t and a ready call; that holds
-    /// while t is below the skew.
+    /// How far the mean is off the expected one, as a share of that. It is expected from the skew,
+    /// t and a ready call, and only while t is below the skew.
     fn deviation(&self, args: &SkewArgs, ranks: u32) -> f64 {
         self.measured.mean_ms / self.expected_ms(args, ranks) - 1.0
     }
 }
 
-/// The full round of the same size, if that was measured.
+/// The mean latency of full over that of a row of the same size; `None` if full was not measured.
 fn reduction(rows: &[Row], row: &Row) -> Option<f64> {
     let full = rows
         .iter()
@@ -336,7 +338,7 @@ fn reduction(rows: &[Row], row: &Row) -> Option<f64> {
     full.map(|full| full.measured.mean_ms / row.measured.mean_ms)
 }
 
-/// Rank 0 prints; the exit code.
+/// Rank 0 prints. Returns the exit code.
 fn report(args: &SkewArgs, rows: &[Row], ranks: u32) -> Result<u8, String> {
     if rows.is_empty() {
         return Ok(0);

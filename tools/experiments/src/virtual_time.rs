@@ -1,6 +1,6 @@
 //! A partial allreduce of many ranks in virtual time: the decisions are those of the library's own
-//! machines ([`linerate::unstable::partial::Machine`]), and how long messages and reductions take
-//! is given. Exact, and the same on any day.
+//! machines ([`linerate::unstable::partial::Machine`]), and the times of messages and reductions
+//! are given. Results are exact and repeat.
 
 use linerate::reports::RoundReport;
 use linerate::transport::Time;
@@ -102,7 +102,7 @@ struct World<'a, F> {
 /// Runs a job; `compute` says how long a step of a rank takes.
 ///
 /// # Errors
-/// What the machines say of each other.
+/// The options are refused, or a machine refuses what another one says.
 pub fn run(job: &Job, compute: impl Fn(Rank, u64) -> Duration) -> linerate::Result<History> {
     job.options.check(job.ranks)?;
     let machine = |rank| Machine::new(rank, job.ranks, job.options.clone());
@@ -178,7 +178,7 @@ impl<F: Fn(Rank, u64) -> Duration> World<'_, F> {
         }
     }
 
-    /// Does what a machine says, and takes the result that its rank waits for.
+    /// Does what a rank's machine says, and takes the result that the rank waits for.
     fn act(&mut self, rank: Rank) -> linerate::Result<()> {
         while let Some(action) = self.machines[rank as usize].poll_action() {
             match action {
@@ -186,7 +186,8 @@ impl<F: Fn(Rank, u64) -> Duration> World<'_, F> {
                     let (is_arrival, round) = match notice {
                         Notice::Arrived(round) => (true, round),
                         Notice::Activate(round) => (false, round),
-                        // Ends are told where ranks may die; here none does.
+                        // Ranks tell of completed rounds only where ranks may die, and here none
+                        // does.
                         Notice::Completed(_) => continue,
                     };
                     let told = Event::Told {
@@ -211,7 +212,7 @@ impl<F: Fn(Rank, u64) -> Duration> World<'_, F> {
             self.history.waits[rank as usize].push(wait);
             self.history.end = self.now;
             self.end_step(rank);
-            // A place for a result is free again.
+            // A place for a result is free again, so the machine may begin a round.
             return self.act(rank);
         }
         Ok(())

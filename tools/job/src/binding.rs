@@ -2,14 +2,14 @@
 //! two ranks on one core for seconds, and an exchange that takes half a microsecond between two
 //! cores takes seven on one.
 //!
-//! A rank binds itself when it starts, before it has threads; what it starts inherits its cores.
+//! A rank binds itself when it starts, before it has threads. What it starts inherits its cores.
 
 use crate::output;
 use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::path::Path;
 
-/// Tells a rank that this binary has started to bind itself; the value is `cores`.
+/// Tells a rank that this binary has started what to bind itself to, by the name of a [`Bind`].
 pub(crate) const BIND: &str = "LINERATE_BIND";
 
 /// What ranks are bound to.

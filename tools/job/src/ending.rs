@@ -9,8 +9,8 @@ pub const FAILED: u8 = 1;
 /// Exit code of arguments that make no sense.
 pub const USAGE: u8 = 2;
 
-/// What a rank gives: an error of the library, or else what was not good enough in what was
-/// measured, on rank 0 only.
+/// What a rank ends with: an error of the library, or else, on rank 0 only, the measurements that
+/// were not good enough.
 pub type Outcome = linerate::Result<Result<(), Vec<String>>>;
 
 /// Ends with an error and this code.

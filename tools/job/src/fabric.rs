@@ -23,8 +23,8 @@ use std::time::Duration;
 const BUFFER_BYTES: usize = 1 << 38;
 /// Messages of an exchange lie at multiples of this.
 const ALIGNMENT: usize = 64;
-/// The share of alpha during which a message holds its port: 0.2 of the paper's 1.5 us, as a port
-/// takes 5 million messages a second.
+/// The share of alpha during which a message holds its port: 0.2 us of the paper's 1.5 us, because
+/// a port takes 5 million messages a second.
 const PORT_SHARE: (u64, u64) = (2, 15);
 
 /// What links cost: a message alpha, a word of 4 bytes beta.
@@ -117,7 +117,8 @@ impl Network {
         (0..self.ranks()).map(of).collect()
     }
 
-    /// What a rank starts on its communicator and its memory to send from and to receive into.
+    /// Starts something for a rank, on its communicator and its memory to send from and to receive
+    /// into.
     fn start<T>(
         &self,
         rank: Rank,
@@ -191,7 +192,7 @@ impl Network {
         best.ok_or_else(|| "no algorithm was timed".into())
     }
 
-    /// Starts a machine's request as an operation; none where nothing has to move.
+    /// Starts a machine's request as an operation; `None` where nothing has to move.
     fn start_request(&self, rank: Rank, request: &Request) -> Result<Option<Operation>, String> {
         let words = |collective, words: &[u64], is_wide: bool| {
             let dtype = if is_wide {
@@ -259,7 +260,7 @@ pub struct Outcome<E> {
     pub finished: Vec<Finished<E>>,
     /// Until the last rank has its result.
     pub seconds: f64,
-    /// Most words that a rank has sent over the network, of everything; 0 in memory.
+    /// The most words of all kinds that a rank has sent over the network; 0 in memory.
     pub wire_words: f64,
     /// By rank: phase and end, in seconds, of each of its requests.
     marks: Vec<Vec<(Phase, f64)>>,
@@ -449,7 +450,7 @@ impl<E: Entries + Sync> Job<'_, E> {
         }
     }
 
-    /// Requests do not say which phase they are of; their order does.
+    /// Requests do not say which phase they are of, but their order does.
     fn phase_of(&mut self, rank: usize, request: &Request) -> Phase {
         let has_states = self.has_states[rank];
         match request {
@@ -486,7 +487,7 @@ impl<E: Entries + Sync> Job<'_, E> {
         })
     }
 
-    /// Hands messages over; the number of the collective.
+    /// Hands messages over. Returns the number of the collective.
     fn post(&mut self, rank: usize, request: &Request) -> usize {
         if let Request::Exchange { sends, .. } = request {
             for (to, message) in sends {

@@ -41,7 +41,7 @@ pub enum Integrity {
 }
 
 impl ConnectionArgs {
-    /// Changes what the flags name.
+    /// Sets what the flags name.
     pub fn apply(&self, config: &mut Config) {
         config.tcp.has_tls |= self.tls;
         if let Some(integrity) = self.integrity {

@@ -31,7 +31,7 @@ pub fn print_error(text: &str) {
 }
 
 /// Whether a document can be written there, before hours are spent on what it will say. `flag` is
-/// for the text.
+/// for the error.
 pub fn check_target(flag: &str, target: &Path) -> Result<(), String> {
     if is_stdout(target) {
         return Ok(());
@@ -51,7 +51,7 @@ pub fn check_target(flag: &str, target: &Path) -> Result<(), String> {
             Err(cause) => complain(cause.to_string()),
         };
     }
-    // What is renamed later has to be made there: the only sure answer is to try.
+    // The file that is renamed later is made in that folder. Only trying gives a sure answer.
     let temporary = temporary_path(&real_path(target));
     let tried = std::fs::write(&temporary, "").and_then(|()| std::fs::remove_file(&temporary));
     tried.or_else(|cause| complain(cause.to_string()))

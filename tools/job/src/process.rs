@@ -71,7 +71,7 @@ impl Supervisor {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register_usize(signal, received.clone(), signal as usize)?;
         }
-        // After the flags: when the byte arrives, the flag is set.
+        // Registered after the flags, so that a flag is set when its byte arrives.
         for signal in [SIGCHLD, SIGINT, SIGTERM, SIGHUP] {
             signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
         }
@@ -126,7 +126,7 @@ impl Supervisor {
             if !rank.is_alive || waitid(WaitId::Pid(rank.pid), options)?.is_none() {
                 continue;
             }
-            // What the rank has left behind in its group; usually nothing.
+            // Ends what the rank has left behind in its group, usually nothing.
             let _ = kill_process_group(rank.pid, Signal::KILL);
             let status = rank.child.wait()?;
             rank.is_alive = false;
@@ -176,7 +176,7 @@ impl Supervisor {
         self.first_code.get_or_insert(128 + number);
         self.signal_all(signal);
         let now = Instant::now();
-        // A second request is impatience.
+        // After a second signal, SIGKILL follows at once.
         self.stage = if was_asked_before {
             Stage::Terminating(now)
         } else {

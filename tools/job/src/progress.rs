@@ -31,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// Runs what prints, without the bar.
+    /// Hides the bar while `print` runs.
     pub fn suspended<R>(&self, print: impl FnOnce() -> R) -> R {
         match &self.bar {
             Some(bar) => bar.suspend(print),

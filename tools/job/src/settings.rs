@@ -1,5 +1,5 @@
 //! What the commands that run ranks have in common: settings from the environment and flags, number
-//! of ranks, memory. Every mistake is found here, before a rank is started.
+//! of ranks, memory. Mistakes in them are found here, before a rank is started.
 
 use linerate::unstable::bootstrap::{Launched, launched_from_env};
 use linerate::unstable::limits;
@@ -12,19 +12,19 @@ pub fn from_environment() -> Result<Config, String> {
         .and_then(check_names)
 }
 
-/// Joins the ranks that a launcher or this command has started. Measured is progress by calls,
-/// unless `LINERATE_PROGRESS` says otherwise: its thread then runs from here on.
+/// Joins the ranks that a launcher or this command has started. Calls make progress, unless
+/// `LINERATE_PROGRESS` says otherwise. A thread for it then runs when this returns.
 pub fn join(mut config: Config) -> linerate::Result<Communicator> {
     if std::env::var_os("LINERATE_PROGRESS").is_none_or(|text| text.is_empty()) {
         config.progress = Progress::Inline;
     }
     let communicator = Communicator::from_env_with(config)?;
-    // Blocking calls begin no thread.
+    // A blocking call would not begin the thread.
     communicator.start_barrier()?.wait()?;
     Ok(communicator)
 }
 
-/// Names are only words to [`Config`]; here they must mean something.
+/// [`Config`] takes any text as a name. Here names must be known.
 fn check_names(mut config: Config) -> Result<Config, String> {
     if config.transport.is_empty() {
         config.transport = Config::default().transport;
@@ -60,13 +60,13 @@ pub fn local_world_size() -> Option<u32> {
     launched()?.local_ranks?.parse().ok()
 }
 
-/// Whether a transport has a name that is known, if not one that can be used. `source`: where the
-/// name stands, for the error.
+/// Refuses the name of no transport. A transport with a known name may still be unavailable.
+/// `source`: where the name stands, for the error.
 pub fn check_transport(source: &str, name: &str) -> Result<(), String> {
     unstable::transport::check_name(name).map_err(|text| format!("{source}: {text}"))
 }
 
-/// Why a transport that exists by name cannot be used, if so.
+/// Why a transport with a known name cannot be used; `None` if it can.
 pub fn unavailable_reason(name: &str) -> Option<String> {
     const ELSE: &str = "--transport shm or tcp joins the ranks of this host";
     let (kind, detail) = name.split_once(':').unwrap_or((name, ""));
@@ -117,8 +117,8 @@ pub fn check_ranks(asked: Option<u32>, launched: Option<u32>) -> Result<u32, Str
     Ok(ranks)
 }
 
-/// Refuses a need for which the kernel would kill a process. A sixteenth is left to page tables and
-/// other processes.
+/// Refuses a need of memory for which the kernel would kill a process. A sixteenth is left to page
+/// tables and other processes.
 pub fn check_memory(what: &str, needed: u64, available: u64, advice: &str) -> Result<(), String> {
     let usable = available - available / 16;
     if needed <= usable {
@@ -131,7 +131,7 @@ pub fn check_memory(what: &str, needed: u64, available: u64, advice: &str) -> Re
     ))
 }
 
-/// A size with K, M, G or, for those who ask for too much, T.
+/// A size with K, M, G or T. One in T is read so that its error can name a limit.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let in_gigabytes = |number: &str| linerate::unstable::config::parse_size(&format!("{number}G"));
     let bytes = match text.strip_suffix(['T', 't']) {
@@ -183,7 +183,7 @@ mod tests {
         let text = with("LINERATE_TRANSPORT", "nonsense").unwrap_err();
         assert!(text.contains("LINERATE_TRANSPORT"), "{text}");
         assert_eq!(with("LINERATE_TRANSPORT", "").unwrap().transport, "auto");
-        // Barriers have it and nothing else does.
+        // Only barriers have this algorithm.
         assert!(with("LINERATE_ALGO", "dissemination").is_ok());
     }
 

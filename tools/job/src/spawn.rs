@@ -18,15 +18,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Tells a rank who its parent is.
 const PARENT: &str = "LINERATE_PARENT";
-/// What only a rank of this binary reads. A program that a rank becomes does not get it: what the
-/// program starts has another parent, and the cores already.
+/// Variables that only a rank of this binary reads. A program that a rank becomes does not get
+/// them: what the program starts has another parent, and inherits the cores.
 pub const OWN_VARIABLES: [&str; 2] = [PARENT, BIND];
 /// How long ranks may go on after one has failed, to report what they saw.
 const GRACE_DEFAULT: Duration = Duration::from_secs(5);
 
-/// Runs this very command once per rank; gives its exit code: 0 if no rank failed, 2 if the first
-/// that did calls it bad usage, 128 + the signal if a signal has asked it to end (SIGHUP, SIGINT,
-/// SIGTERM), as shells expect, else 1.
+/// Runs this very command once per rank and gives its exit code. It is 0 if no rank failed, 2 if
+/// the first that failed calls it bad usage, 128 + the signal if a signal (SIGHUP, SIGINT, SIGTERM)
+/// has asked the command to end, as shells expect, and else 1.
 pub fn spawn_self(ranks: u32, bind: Bind) -> u8 {
     spawn_self_with(ranks, bind, &[])
 }
@@ -180,7 +180,7 @@ fn free_port() -> io::Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
-/// Unlike that of any other job of this host: process ids are not reused within a nanosecond.
+/// A name that no other job of this host has: process ids are not reused within a nanosecond.
 fn job_name() -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -15,8 +15,8 @@ pub fn slot_bytes(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(SLOT_ALIGN_BYTES)
 }
 
-/// Whether a collective has an in-place form here. Barriers have no data, and the others' parts
-/// would overlap.
+/// Whether a collective has an in-place form here. Barriers have no data, and the parts of the
+/// others that lack it would overlap.
 pub fn has_in_place(collective: Collective) -> bool {
     let has_none = matches!(
         collective,
@@ -25,7 +25,7 @@ pub fn has_in_place(collective: Collective) -> bool {
     !has_none && !collective.has_part_lengths()
 }
 
-/// How input and output lie to each other.
+/// Whether input and output share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Placement {
     /// Input and output share memory as NCCL lays them out.

@@ -13,7 +13,7 @@ use linerate::unstable::wait::{Activity, Spent};
 use linerate::{Communicator, DataType, Rank, ReduceOp, Result};
 use std::time::Instant;
 
-/// Iterations that find the time of one: two to settle, then the ones that count.
+/// Iterations that find the time of one: two that do not count, then three that do.
 const PROBES: (usize, usize) = (2, 3);
 
 /// What one placement of a row gave; the same on all ranks.
@@ -122,7 +122,8 @@ impl Cell {
     }
 }
 
-/// The check of one rank's buffers: known data before a run, everything compared after it.
+/// The check of one rank's buffers: it writes known data ahead of a run and compares everything
+/// after it.
 pub struct Check {
     slot: Slot,
     data: Data,

@@ -2,8 +2,8 @@
 //!
 //! The command checks its arguments, then starts itself once per rank; under a launcher (torchrun,
 //! mpirun, srun, `linerate launch`) it is a rank itself. Flags and columns are nccl-tests'
-//! (github.com/NVIDIA/nccl-tests, `src/common.cu`); a time is not: it is that of the slowest rank,
-//! per iteration, each started after a barrier.
+//! (github.com/NVIDIA/nccl-tests, `src/common.cu`). Times are not: a time is that of the slowest
+//! rank, per iteration, each started after a barrier.
 //!
 //! Read first: `plan.rs` (what is run), then `rank.rs` (how).
 
@@ -42,7 +42,8 @@ pub enum BenchCommand {
 
 const SPARSE: &str = "sparse-allreduce";
 
-// By hand: derived, a flattened struct that flattens others is never seen as given.
+// Written by hand, because derived code never sees a flattened struct as given if that flattens
+// others.
 impl Args for BenchCommand {
     fn augment_args(command: Command) -> Command {
         let about =

@@ -9,9 +9,10 @@ use linerate::{Collective, Config, DataType, ReduceOp, collective};
 use linerate_job::flags::JobArgs;
 use linerate_job::settings;
 
-/// Virtual times repeat; the first iteration exchanges keys of memory.
+/// Timed and untimed iterations of a simulation. The first iteration exchanges keys of memory;
+/// after it, virtual times repeat.
 const SIMULATED_ITERATIONS: (u32, u32) = (1, 1);
-/// Twice the second-level cache of a core, of the larger ones.
+/// Twice the second-level cache of a core, of the larger kind.
 const ROTATION_BYTES_MIN: u64 = 4 << 20;
 
 /// What is known before the ranks start.
@@ -67,7 +68,7 @@ pub struct Plan {
     pub seed: u64,
     /// Whether percentile columns are printed.
     pub stats: bool,
-    /// Whether it is printed where the time goes.
+    /// Whether a profile is taken and printed.
     pub profile: bool,
     /// Where the text and the document go.
     pub job: JobArgs,
@@ -112,10 +113,10 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
             Some(name.clone())
         }
         Some(_) => None,
-        // One name for all collectives can exist for some of them only.
+        // The environment has one name for all collectives, and this one may lack it.
         None => of_environment.filter(|name| collective::find(args.collective, name).is_ok()),
     };
-    // Where time is virtual there are no caches to leave, and a barrier has no buffers.
+    // Virtual time has no caches, and a barrier has no buffers.
     let has_caches = link.is_none() && largest > 0;
     let rotate = !args.no_rotate && has_caches;
     let rotated_bytes = if !rotate {
@@ -158,7 +159,7 @@ pub fn build_plan(args: &BenchArgs, facts: Facts) -> Result<Plan, String> {
 }
 
 impl Plan {
-    /// Whether buffers have lengths and no bytes: enough for virtual time, and nothing to check.
+    /// Whether buffers have lengths and no bytes, which is enough for virtual time without a check.
     pub fn is_size_only(&self) -> bool {
         self.link.is_some() && !self.check
     }
@@ -210,10 +211,10 @@ fn check_variants(args: &BenchArgs, ranks: u32) -> Result<Vec<(DataType, ReduceO
     Ok(variants)
 }
 
-/// Bytes over which the buffers of a rank rotate, so that those of all ranks together leave the
-/// last-level cache behind, and each rank's the caches of its core: a rank of a few twice the last
-/// level, more of them no more in all, because to get pages is most of what the start of many ranks
-/// takes.
+/// Bytes over which the buffers of a rank rotate. Those of all ranks together exceed the last-level
+/// cache, and those of each rank the caches of its core. Up to 8 ranks have twice the last-level
+/// cache each. More ranks have no more together, because most of the start of many ranks is spent
+/// on getting pages.
 fn rotation_bytes(cache_bytes: u64, memory_bytes: u64, local_ranks: u32) -> u64 {
     let local_ranks = u64::from(local_ranks);
     (2 * cache_bytes)
@@ -271,7 +272,8 @@ fn check_memory(plan: &Plan, local_ranks: u32, available: u64) -> Result<(), Str
     settings::check_memory(&what, needed, available, advice)
 }
 
-/// The modelled network; unchecked buffers have no bytes there, which only registered memory can.
+/// The modelled network. Unchecked buffers have no bytes there, so they cannot be the caller's
+/// memory.
 fn check_link(
     args: &BenchArgs,
     transport: &str,
@@ -330,7 +332,7 @@ pub mod tests {
     use super::super::args::tests::parse;
     use super::*;
 
-    /// Of a host with 16 GiB of memory, outside of any launcher.
+    /// Facts of a host with 16 GiB of memory, outside of any launcher.
     pub fn facts() -> Facts {
         Facts {
             config: Config::default(),

@@ -75,8 +75,8 @@ impl SimulatedBench<'_> {
         Ok(wrong)
     }
 
-    /// One iteration: all ranks start at the same virtual time; the time until the last has ended,
-    /// us.
+    /// Runs one iteration, which all ranks start at the same virtual time. Returns the time until
+    /// the last has ended, us.
     fn once(&mut self, row: &Row) -> Result<f64> {
         let begin = self.simulation.now();
         let mut pending: Vec<Operation> = (0..)

@@ -97,7 +97,7 @@ impl Arenas {
         })
     }
 
-    /// The call on copy `index` of a row that is no send and receive.
+    /// The call on copy `index` of a row, for every collective but `sendrecv`.
     pub fn collective(&self, row: &Row, index: u32) -> CollectiveBuilder<'_> {
         let (slot, layout) = (self.slot(row, index), &row.layout);
         let mut call = (self.communicator)

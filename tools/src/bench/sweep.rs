@@ -6,7 +6,7 @@ use linerate::Collective;
 
 /// Rows of one sweep: a step of one byte over a large range is a mistake.
 const SIZES_MAX: usize = 10_000;
-/// What follows size 0 in a sweep by factor: one element of the largest type.
+/// What follows size 0 in a sweep by factor: one element of 8 bytes.
 const AFTER_ZERO_BYTES: u64 = 8;
 
 /// The sizes of the sweep; one of 0 for a barrier.
@@ -46,8 +46,8 @@ pub fn build_sizes(args: &BenchArgs) -> Result<Vec<u64>, String> {
     Ok(sizes)
 }
 
-/// Elements per rank, `count` of the call: where one side has a part per rank, a size is that of
-/// the whole side. Rounds down, to 0 if a part is less than an element.
+/// Elements per rank, which are the `count` of the call. Where one side has a part per rank, a size
+/// is that of the whole side. Rounds down, to 0 if a part is less than an element.
 pub fn count_of(collective: Collective, size: u64, element_bytes: u64, ranks: u32) -> u64 {
     size / element_bytes / parts(collective, ranks)
 }

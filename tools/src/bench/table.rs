@@ -99,7 +99,7 @@ pub fn profile_header(plan: &Plan) -> String {
     format!("# Where the time of an operation goes, on each rank:\n{left}{names}\n{blank}{units}\n")
 }
 
-/// The lines of one row there: one for each placement and rank.
+/// The lines of one row in that table: one for each placement and rank.
 pub fn profile_rows(plan: &Plan, measured: &Measured) -> String {
     let (bytes, op) = (measured.bytes.to_string(), op_name(plan, measured.op));
     let cells = plan.placements.iter().filter_map(|&placement| {

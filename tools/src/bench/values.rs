@@ -1,7 +1,7 @@
 //! Checked data: what a rank's input holds, and what a result must be.
 //!
-//! Inputs are integers, functions of (seed, rank, element), small enough that results are exact in
-//! every type as long as the ranks are few; beyond that, a bound on the rounding (one rounding per
+//! Inputs are integers, functions of (seed, rank, element). They are so small that the results of
+//! few ranks are exact in every type. With more ranks a bound on the rounding (one rounding per
 //! addend) is allowed. All elements are compared.
 
 use super::layout::{Segment, Source};
@@ -25,8 +25,8 @@ pub const OPERATORS: [ReduceOp; 9] = [
 ];
 /// Sums add integers up to this (signed types: down to its negative).
 const ADDEND_MAX: u64 = 3;
-/// Ranks whose factor of a product may be 2: 2^14 is the largest power below the ends of f16 and
-/// f8e5m2, 2^8 of f8e4m3.
+/// Ranks whose factor of a product may be 2: 2^14 is within the range of f16 and f8e5m2, and 2^8
+/// within that of f8e4m3.
 const fn doubling_ranks(dtype: DataType) -> Rank {
     match dtype {
         DataType::F8E4M3 => 8,
@@ -39,7 +39,7 @@ const POISON: u8 = 0xa5;
 /// The data of one row.
 #[derive(Clone, Copy, Debug)]
 pub struct Data {
-    /// Mixes everything.
+    /// Every input depends on it.
     pub seed: u64,
     /// Element type.
     pub dtype: DataType,
@@ -62,7 +62,7 @@ impl Data {
 
     /// The integer that an input element is made from.
     fn integer(&self, rank: Rank, index: u64) -> i64 {
-        // Ranks have 12 bits and indices 48, so no two elements of a job share a hash.
+        // Ranks have 14 bits and indices 48, so no two elements of a job share a hash.
         let hash = prng::mix(prng::mix(self.seed) ^ (u64::from(rank) << 48) ^ index);
         let below = |bound: u64| (((hash >> 32) * bound) >> 32) as i64;
         if self.dtype == DataType::Bool {
@@ -95,8 +95,8 @@ impl Data {
         }
     }
 
-    /// The truth value of an input element with this hash, which decides the result of a few ranks
-    /// as often as not.
+    /// The truth value of an input element with this hash. It is drawn so that the results of a few
+    /// ranks have both values.
     fn is_true(&self, hash: u64) -> bool {
         let eighth = (hash >> 32) % 8;
         match self.op {
@@ -231,7 +231,7 @@ impl Value for Bool {
     fn to_real(self) -> f64 {
         f64::from(u8::from(bool::from(self)))
     }
-    /// Results are 0 or 1, so that their bytes are equal.
+    /// Compares bytes, because a result must be 0 or 1.
     fn is_same(self, other: Self) -> bool {
         self.to_bits() == other.to_bits()
     }

@@ -1,10 +1,9 @@
 //! `linerate doctor`: what keeps ranks from running, or from being fast, and the command that mends
 //! each.
 //!
-//! What is read is judged by pure functions (`host.rs`, `network.rs`); nothing is changed. Paths to
-//! other hosts are looked at where they are named (`--peers`): a peer that runs
-//! `linerate doctor --serve` tells its clock and whether free ports can be reached, and any other
-//! one still tells whether packets come back.
+//! What is read is judged by pure functions (`host.rs`, `network.rs`). Nothing is changed. The
+//! paths to the hosts of `--peers` are tried. A peer that runs `linerate doctor --serve` also tells
+//! its clock and a free port to reach. Any other one only shows whether packets come back.
 //!
 //! Read first: `finding.rs`, then `host.rs`.
 
@@ -79,7 +78,7 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
     findings.extend(rdma::examine());
     findings.extend(network::examine());
     findings.extend(peers::examine(&args.peers, args.port, args.timeout));
-    // The worst last, where the eye is when the command has ended.
+    // The worst come last, where the reader looks when the command has ended.
     findings.sort_by_key(|finding| finding.level);
     match tell(args, &findings) {
         Ok(()) if findings.iter().any(|f| f.level == Level::Fault) => ExitCode::from(FAILED),

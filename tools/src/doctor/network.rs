@@ -6,11 +6,11 @@ use linerate::unstable::bootstrap::{NetworkLink, network_links};
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-/// IPv6 needs as much (RFC 8200, section 5).
+/// The least that IPv6 needs (RFC 8200, section 5).
 const MTU_MIN: u32 = 1280;
 const MTU_USUAL: u32 = 1500;
 const MTU_JUMBO: u32 = 9000;
-/// From here on packets of 1500 bytes cost more than the wire.
+/// From this rate on, packets of 1500 bytes cost a core more time than the wire.
 const JUMBO_MBIT: i64 = 10_000;
 /// IFF_UP and IFF_LOOPBACK of netdevice(7).
 const FLAG_UP: u32 = 1;
@@ -28,7 +28,7 @@ pub struct Interface {
     speed: Option<i64>,
 }
 
-/// All of them.
+/// All interfaces of this network namespace.
 pub fn interfaces() -> Result<Vec<Interface>, String> {
     let links = network_links().map_err(|e| e.to_string())?.into_iter();
     Ok(links.map(interface).collect())
@@ -37,7 +37,7 @@ pub fn interfaces() -> Result<Vec<Interface>, String> {
 fn interface(link: NetworkLink) -> Interface {
     let folder = Path::new("/sys/class/net").join(&link.name);
     let number = |name| system::read(folder.join(name))?.parse::<i64>().ok();
-    // That folder may be of an interface in another namespace.
+    // The folder may be that of an interface in another namespace.
     let is_same = number("ifindex") == Some(i64::from(link.index));
     Interface {
         name: link.name,

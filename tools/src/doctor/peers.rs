@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// Questions for the time; the fastest answer counts.
 const QUESTIONS: usize = 8;
 const LINE_BYTES_MAX: u64 = 4096;
-/// IPv4 or IPv6 and TCP headers with every option: a segment is so much smaller than its packet, at
-/// most.
+/// The longest headers: IPv6, and TCP with every option. A segment is smaller than its packet by
+/// this at most.
 const HEADERS_MAX: u32 = 40 + 60;
 /// Differences between clocks that make logs hard, or impossible, to read side by side.
 const SKEW_WARNING: Duration = Duration::from_millis(10);
@@ -25,7 +25,7 @@ const SKEW_FAULT: Duration = Duration::from_secs(1);
 
 /// All peers, one after the other.
 pub fn examine(peers: &[String], port: u16, timeout: Duration) -> Vec<Finding> {
-    // What is wrong with them has been said already.
+    // `network.rs` reports what is wrong with them.
     let interfaces = network::interfaces().unwrap_or_default();
     let of = |peer: &String| examine_peer(peer, port, timeout, &interfaces);
     peers.iter().flat_map(of).collect()
@@ -94,7 +94,7 @@ fn resolve(peer: &str, port: u16) -> Result<SocketAddr, String> {
             .next()
             .ok_or_else(|| format!("'{peer}' has no address"))
     };
-    // An address of IPv6 alone has colons and no port.
+    // An IPv6 address without a port has colons, too.
     if let Ok(ip) = peer.parse::<IpAddr>() {
         return Ok(SocketAddr::new(ip, port));
     }
@@ -152,7 +152,7 @@ fn judge_failure(path: &str, place: SocketAddr, kind: ErrorKind, cause: &str) ->
 /// Compares what a segment holds with what the interface here could send. `None`: nothing is known.
 fn judge_path(path: &str, segment: Option<u32>, mtu: Option<u32>) -> Option<Finding> {
     let (segment, mtu) = (segment?, mtu?);
-    // Both ends of loopback are this host's.
+    // Loopback has a larger MTU than any network, and no path that could be narrower.
     let is_narrow = segment + HEADERS_MAX < mtu && mtu < u32::from(u16::MAX);
     Some(match is_narrow {
         true => Finding::fault(

@@ -1,7 +1,7 @@
 //! `linerate doctor --serve`: answers the doctors of other hosts.
 //!
-//! It answers each line with its version, the time and the free port on which it listens, too. It
-//! takes nothing and tells nothing else.
+//! It answers each line with its version, the time, and a free port on which it listens as well. It
+//! tells nothing else, and does nothing with what it reads.
 
 use linerate_job::output;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest question.
 const LINE_BYTES_MAX: u64 = 256;
-/// Questions of one visitor, and the time it has for each: others wait meanwhile.
+/// Questions of one visitor, and the time that it has for each. Others wait meanwhile.
 const QUESTIONS_MAX: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(1);
 

@@ -38,15 +38,16 @@ const SIZES: [u64; 8] = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 <
 const RANKS_APART: [u32; 3] = [2, 4, 8];
 /// Numbers of ranks on [`CROWDED_CORES`].
 const RANKS_CROWDED: [u32; 3] = [3, 4, 8];
-/// More would need more ranks to be crowded, and times of many processes that take turns.
+/// More cores would need more ranks to crowd them, and the times of many processes that take turns
+/// vary.
 const CROWDED_CORES: usize = 2;
-/// Time of one algorithm at one size, us, and its iterations.
+/// Time of one algorithm at one size, us, and the most iterations.
 const BUDGET_US: f64 = 15_000.0;
 const ITERATIONS: u32 = 200;
 /// Jobs that measure everything, up to a minute apart. The least median counts, so that neither
 /// another program nor the place of one job's memory decides.
 const JOBS: usize = 6;
-/// What the cheapest may lose to the fastest before that is stored.
+/// A case is stored if the cheapest takes more than this many times as long as the fastest.
 const LOSS_MAX: f64 = 1.04;
 
 /// An algorithm that was measured.
@@ -55,7 +56,7 @@ struct Timed {
     time_ns: f64,
     /// By the prices.
     predicted_ns: f64,
-    /// What it was.
+    /// The call, with the algorithm.
     what: Finding,
 }
 
@@ -70,7 +71,7 @@ impl Timed {
     }
 }
 
-/// Whether there is a place for the findings, before a minute is spent on them.
+/// Checks that there is a place for the findings, before minutes are spent on them.
 pub fn check(args: &ExplainArgs, config: &Config) -> std::result::Result<(), String> {
     settings::check_ranks(args.sweep.ranks, settings::launched_ranks()?)?;
     if settings::launched().is_none() {
@@ -235,9 +236,9 @@ impl Loss {
     }
 }
 
-/// The cases in which what the prices choose is not the fastest: by how much, and what is. What is
-/// chosen for registered memory also runs on other memory, unless it needs the first: the choice
-/// must be good for both.
+/// The cases in which what the prices choose is not the fastest. What is chosen for registered
+/// memory also runs on other memory, unless it needs registered memory, so the choice must be good
+/// for both.
 fn losses(times: &[Timed]) -> Vec<Loss> {
     let mut losses = Vec::new();
     let mut cases: Vec<&[Timed]> = times.chunk_by(Timed::is_rival).collect();
@@ -308,7 +309,7 @@ fn fastest(case: &[Timed]) -> &Timed {
     fastest.expect("a case has times")
 }
 
-/// The worst, with a line for each.
+/// The findings of the greatest losses; prints a line for each.
 fn findings(mut losses: Vec<Loss>) -> std::result::Result<Cow<'static, [Finding]>, String> {
     losses.sort_by(|a, b| b.factor.total_cmp(&a.factor));
     losses.truncate(FINDINGS_MAX);
@@ -347,15 +348,16 @@ fn measure(args: &ExplainArgs) -> Result<()> {
     Ok(())
 }
 
-/// Every algorithm of every collective at every size, on both kinds of memory; what is called alike
-/// stands together.
+/// Every algorithm of every collective at every size, on both kinds of memory. The algorithms of
+/// one call stand together.
 fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Timed>> {
     let invalid = linerate::Error::InvalidArgument;
     let mut all = Vec::new();
     for collective in COLLECTIVES {
         for memory in [Memory::Registered, Memory::Caller] {
             for size in SIZES {
-                // Memory of its own: the beginning of a longer one would lie in larger pages.
+                // Each size has memory of its own: the beginning of a longer buffer would lie in
+                // larger pages.
                 let mut bench = as_bench(args, collective, memory);
                 (bench.sweep.min_bytes, bench.sweep.max_bytes) = (size, size);
                 bench.sweep.ranks = None;
@@ -390,7 +392,7 @@ fn measure_all(args: &ExplainArgs, communicator: &Communicator) -> Result<Vec<Ti
     Ok(all)
 }
 
-/// A line: the measured and the predicted time, and what it was.
+/// A line: the measured time, the predicted time, and the call with its algorithm.
 fn emit_timed(timed: &Timed) -> String {
     let Timed {
         time_ns,
@@ -510,7 +512,7 @@ mod tests {
                 (c, "tree", 104.0),
             ],
         );
-        // A direct one needs registered memory; other memory goes on with the ring.
+        // `direct` needs registered memory. Other memory goes on with the ring.
         assert_eq!(on(&direct), ["apart allreduce 2 registered 8 direct"]);
         // Twice as fast on one memory and half as fast on the other is no gain.
         let torn = case(

@@ -48,7 +48,7 @@ pub fn run(args: &ExplainArgs, plan: &Plan) -> Outcome {
     Ok(written.map_err(|text| vec![text]))
 }
 
-/// The call of one size, explained and measured.
+/// The row of one size, which is explained and measured.
 pub fn row<'a>(plan: &'a Plan, rank: u32, (size, dtype, op): (u64, DataType, ReduceOp)) -> Row<'a> {
     let width = dtype.size_bytes() as u64;
     Row {
@@ -85,7 +85,7 @@ fn explain(
     let row = row(plan, communicator.rank(), (size, dtype, op));
     let call = arenas.collective(&row, 0);
     let explanation = call.explain()?;
-    // As the library runs it; then by name.
+    // First as the library runs it, then by each name.
     let mut calls = vec![call.clone()];
     if args.all {
         calls.extend(rivals(&call, &explanation));

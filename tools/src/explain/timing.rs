@@ -4,11 +4,11 @@
 use crate::bench::measure::time_us;
 use linerate::{CollectiveBuilder, Communicator, ReduceOp, Result};
 
-/// The fewest iterations of a call in a row. The first is not timed: it finds the caches as another
-/// call has left them.
+/// The fewest timed iterations of a call in a row. One ahead of them is not timed: it finds the
+/// caches as another call has left them.
 const ROW: u32 = 8;
 /// Time of a row of short calls, us. How long ranks that share cores spin, and where the scheduler
-/// puts them, is then learnt from the call that repeats and not from another one.
+/// puts them, then depends on this call and not on another one.
 const ROW_US: f64 = 1_500.0;
 /// Fewer samples have no median worth the name.
 const ITERATIONS_MIN: u32 = 5;

@@ -25,8 +25,8 @@ pub struct Thresholds {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mesh {
     ranks: u32,
-    /// [`KINDS`] matrices, then a number per rank that says on which host it is, and one that says
-    /// on which processor.
+    /// [`KINDS`] matrices, then for each rank a number of its host, then for each rank one of its
+    /// processor.
     values: Vec<f64>,
 }
 
@@ -172,7 +172,7 @@ impl Mesh {
         slow
     }
 
-    /// What is below or above the bounds that were given, pair by pair.
+    /// Complaints about what is below or above the bounds that were given, pair by pair.
     pub fn shortcomings(&self, thresholds: &Thresholds) -> Vec<String> {
         let mut texts = Vec::new();
         for (from, to) in self.pairs() {
@@ -290,7 +290,7 @@ impl Mesh {
         }
     }
 
-    /// Ranks that are slow with each other rank, where the others are not with each other.
+    /// Ranks that are slow with every other rank, of three ranks or more.
     fn ranks_in_all(&self, slow: &[Slow]) -> Vec<Rank> {
         let peers = |rank: Rank| {
             let others = (0..self.ranks).filter(move |&b| b != rank);

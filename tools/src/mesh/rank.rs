@@ -15,7 +15,7 @@ use std::time::Instant;
 /// Bytes of a round trip.
 const TRIP_BYTES: usize = 8;
 const UNTIMED_TRIPS: u32 = 20;
-/// Bytes that one direction of a pair moves, and the fewest messages.
+/// Bytes that one direction of a pair moves, and the fewest and most messages.
 const FLOW_BYTES: u64 = 64 << 20;
 const FLOW_MESSAGES: (u64, u64) = (4, 1000);
 /// Messages under way.
@@ -113,8 +113,8 @@ impl Post<'_> {
         Ok(times_us)
     }
 
-    /// Time of many long messages one way, until the receiver has said that it has them; after one
-    /// round over all buffers.
+    /// Time of many long messages one way, until the receiver has said that it has them. One round
+    /// over all buffers comes first.
     fn flow(&self, is_first: bool, peer: Rank) -> Result<f64> {
         let [mine, theirs] = &self.short;
         let mut seconds = 0.0;

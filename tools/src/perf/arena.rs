@@ -1,6 +1,6 @@
-//! [`Arena`]: the memory that messages come from and go to. Messages rotate over slots that are
-//! together larger than the caches, so that they are read from and written to memory; and the data
-//! that is checked.
+//! [`Arena`]: the memory that messages come from and go to, and the data that is checked. Messages
+//! rotate over slots that are together larger than the caches, so that they are read from and
+//! written to memory.
 
 use super::args::{Test, Verb};
 use super::options::Options;
@@ -19,7 +19,8 @@ const SLOTS_MAX: u64 = 16 * 1024;
 /// Bytes and messages per stream that are compared for each size.
 const CHECKED_BYTES: u64 = 32 << 20;
 const CHECKED_MESSAGES: u64 = 64;
-/// What targets hold before a checked run: by chance only what is expected there.
+/// Targets are filled with this ahead of a checked run. Only by chance is it what is expected
+/// there.
 const POISON: u8 = 0xa5;
 /// Bytes of two words on cache lines of their own: one that the other side puts, and the one that
 /// this side puts from.
@@ -83,7 +84,7 @@ pub struct Memory {
 impl Memory {
     fn new(bytes: u64) -> Result<Memory> {
         let region = Region::shared("linerate-perf", bytes as usize)?;
-        // All its pages now, so that no message waits for one.
+        // It gets all pages now, so that no message waits for one.
         region.populate(true);
         Ok(Memory {
             region: Arc::new(region),
@@ -181,7 +182,8 @@ pub fn uses(options: &Options, rank: Rank) -> (bool, bool) {
     let both = options.bidirectional || matches!(options.test, Test::WriteLat | Test::SendLat);
     let is_client = rank == 1;
     match options.test.verb() {
-        // Words are in the source, and what was in them comes to the target.
+        // The words of atomic operations are in the source, and their old values come to the
+        // target.
         Verb::Read | Verb::Atomic => (both || !is_client, both || is_client),
         Verb::Write | Verb::Send => (both || is_client, both || !is_client),
     }
@@ -210,7 +212,7 @@ impl Pattern {
         }
     }
 
-    /// Bytes of a slot that are others.
+    /// Bytes of a slot that differ from the pattern.
     pub fn count_wrong(&self, view: View, slot: u64) -> u64 {
         let mut wrong = 0;
         for (index, at) in (0..view.len_bytes()).step_by(8).enumerate() {
@@ -225,7 +227,7 @@ impl Pattern {
     }
 }
 
-/// Makes every byte wrong that is not written later, as far as that is possible with one byte.
+/// Fills a target, so that nearly every byte that is not written later is wrong.
 pub fn poison(view: View) {
     access::fill(view, POISON);
 }

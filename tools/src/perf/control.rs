@@ -1,5 +1,5 @@
-//! The connection that a client makes first: options are agreed on, addresses and results
-//! exchanged. Lines of JSON over TCP.
+//! The connection that a client makes first. Over it, as lines of JSON over TCP, both sides agree
+//! on options and exchange addresses and results.
 //!
 //! It begins with a proof of the secret (`proof.rs`). Without a secret that proves nothing, so a
 //! server is reached from its own host only, unless it was told otherwise.
@@ -35,13 +35,13 @@ pub enum Line {
         version: String,
         /// The client's host, as far as shared memory is concerned.
         host: String,
-        /// What it wants, as `Options`: read when the version is known, because another one has
-        /// others.
+        /// What it wants, as `Options`. They are parsed when the version is known, because another
+        /// version has others.
         options: Value,
     },
-    /// The server will not; the connection ends.
+    /// The server refuses, with the reason; the connection ends.
     Refused(String),
-    /// The server will, over this transport.
+    /// The server agrees, with this transport.
     Accepted {
         /// Its name: `auto` is decided by the server, which knows both hosts.
         transport: String,
@@ -81,8 +81,8 @@ pub struct Control {
     timeout: Duration,
 }
 
-/// A stream whose reads and writes together end at a time, so that a peer that sends a byte now and
-/// then cannot hold the server for longer.
+/// A stream whose reads and writes must all end by a given time, so that a peer that sends a byte
+/// now and then cannot hold the server for longer.
 struct Timed {
     stream: TcpStream,
     until: Instant,
@@ -213,7 +213,7 @@ impl Control {
         })
     }
 
-    /// From now on, for as long as a line may take.
+    /// Starts the time that a line may take.
     fn begin(&mut self) {
         self.reader.get_mut().until = Instant::now() + self.timeout;
     }
@@ -259,7 +259,7 @@ impl Control {
         }
     }
 
-    /// Whether something has come that was not read, if only the end.
+    /// Whether something has come that was not read yet: a line, or the end of the connection.
     pub fn has_news(&self) -> Result<bool, String> {
         if !self.reader.buffer().is_empty() {
             return Ok(true);
@@ -276,8 +276,8 @@ impl Control {
         Ok(!matches!(peeked, Err(cause) if cause.kind() == ErrorKind::WouldBlock))
     }
 
-    /// Both say something and hear the other; `link` goes on meanwhile: what was posted may leave
-    /// only when it is polled.
+    /// Like [`Control::exchange`], and polls `link` meanwhile, because what was posted may leave
+    /// only then.
     pub fn exchange_over(&mut self, line: &Line, link: &mut Link) -> Result<Line, String> {
         self.write(line)?;
         link.wait("waiting for the other side's word", |_| self.has_news())?;

@@ -1,11 +1,11 @@
-//! [`DeviceArgs`]: perftest's letters that concern RDMA devices. Each works over `verbs`; over
-//! another transport it is refused by name, as are those that nothing here has.
+//! [`DeviceArgs`]: perftest's letters that concern RDMA devices. Each works over `verbs`. Over
+//! another transport it is refused by name, and so is a letter that `perf` lacks.
 
 use super::args::PerfArgs;
 use clap::Args;
 use linerate::Config;
 
-/// Given one of them and no transport, it is `verbs` that is meant.
+/// The transport that is meant if a letter of devices is given and no transport.
 const VERBS: &str = "verbs";
 
 /// Letters of devices and queue pairs.
@@ -119,7 +119,7 @@ impl DeviceArgs {
         Ok(format!("{VERBS}:{}", names.join(",")))
     }
 
-    /// Given flags that only devices have.
+    /// The given flags that only devices have.
     fn given(&self) -> Vec<&'static str> {
         let all = [
             ("--ib-dev (-d)", self.device.is_some()),
@@ -137,7 +137,7 @@ impl DeviceArgs {
         given.map(|(name, _)| name).collect()
     }
 
-    /// What perftest has and nothing here.
+    /// Refuses what perftest has and `perf` lacks.
     fn refuse_absent(&self) -> Result<(), String> {
         const CM: &str = "queue pairs are joined over the connection to --port, which proves the secret (LINERATE_SECRET) first, and not by rdma_cm: leave it away";
         let other = (self.connection.as_deref()).filter(|kind| !kind.eq_ignore_ascii_case("RC"));
@@ -186,7 +186,7 @@ pub fn transport_kind(name: &str) -> &str {
 pub fn config(args: &PerfArgs) -> Result<Config, String> {
     let mut config = args.pair.job.config()?;
     args.device.apply(&mut config)?;
-    // Who names a library of verbs measures what it serves.
+    // A user who names a library of verbs measures the devices that it serves.
     let names_library = std::env::var_os("LINERATE_IBVERBS_LIB").is_some();
     if names_library && config.transport == "auto" && !config.tcp.has_tls {
         config.transport = VERBS.into();

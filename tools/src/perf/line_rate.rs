@@ -3,7 +3,7 @@
 //!
 //! The bound is that of the wire with its headers (`achievable.rs`) and of PCIe, both ways at once
 //! where both sides send. Each port has a wire, and each card one slot, which its ports share. A
-//! device that is only software has the rate of no wire, whatever it says.
+//! software device has no wire, whatever rate it says.
 
 use super::achievable::{Carrier, Wire, wire_gigabits};
 use super::args::Verb;
@@ -94,7 +94,7 @@ impl LineRate {
         Some(directions * cards.values().map(of_card).sum::<f64>())
     }
 
-    /// For the header: of the largest message, or why it is not known.
+    /// For the header: the rate for the largest message, or why it is not known.
     pub fn text(&self, options: &Options) -> String {
         let bytes = options.sizes().last().copied().unwrap_or(0);
         match (&self.reason, self.gigabits(options, bytes)) {
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn what_is_not_known_is_said_with_the_reason() {
         let folder = Folder::new("unknown");
-        // Whatever it is called: the kernel lets everybody choose.
+        // A software device may have any name.
         let tree = add(&folder, "fast0", None);
         let text = |transport: &str, ports: &[PortInUse]| {
             let rate = LineRate::of(transport, ports, &tree);

@@ -14,12 +14,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// What fails between two sides ends the run: a text is enough.
+/// Every failure between two sides ends the run, so a text is enough.
 pub type Result<T> = std::result::Result<T, String>;
 
 /// Tags of marks are in a class of their own, so that data never takes their places.
 const MARK_TAGS: u64 = 1 << 62;
-/// What a token is of, in its highest byte; then the stream or the mark; then a number.
+/// The highest byte of a token is a kind. The next byte is the stream or the mark. A number
+/// follows.
 const KIND_SHIFT: u32 = 56;
 const STREAM_SHIFT: u32 = 48;
 const KIND_POST: u64 = 0;
@@ -27,16 +28,17 @@ const KIND_RECEIVE: u64 = 1;
 const KIND_MARK_SENT: u64 = 2;
 const KIND_MARK: u64 = 3;
 /// How long a side polls for a device's answer before it yields the core; perftest never yields. A
-/// wait of a few ten microseconds, which is short for a network, then makes no system call.
+/// wait of some tens of microseconds, which is short for a network, then makes no system call.
 const DEVICE_SPIN: Duration = Duration::from_millis(1);
 const DEVICE_POLLS_PER_LOOK: u32 = 64;
-/// A side that devices serve only waits for the end. After so long without events it sleeps, as
-/// perftest's waits in a read: polling would take the core from a process that shares it. Until
-/// then it polls, because a peer that sends short messages without a pause needs acknowledgements.
+/// A side that devices serve only waits for the end. After this time without events it sleeps, as
+/// perftest's side waits in a read: polling would take the core from a process that shares it.
+/// Until then it polls, because a peer that sends short messages without a pause needs
+/// acknowledgements.
 const REST_AFTER: Duration = Duration::from_micros(100);
 /// The longest sleep, so that a timeout is noticed.
 const REST_MAX: Duration = Duration::from_millis(100);
-/// Polls without news between two looks at what is slow to look at.
+/// Polls without news between two calls of `poll_slow`.
 const SLOW_POLLS: u32 = 4096;
 
 /// Empty messages between the two sides.
@@ -65,7 +67,7 @@ pub struct Link {
     transport: Box<dyn Transport>,
     peer: Rank,
     origin: Instant,
-    /// When the clock was last looked at: enough for a transport.
+    /// The time at the last look at the clock, which is enough for a transport.
     coarse: Time,
     events: Vec<Event>,
     is_connected: bool,
@@ -317,7 +319,7 @@ impl Link {
     pub fn settle(&mut self) -> Result<()> {
         let mut left = 0;
         for (stream, count) in self.receives.iter().enumerate() {
-            // They match in order: those that are left are the latest.
+            // Receives match in order, so those that are left are the latest.
             for number in count.ended..count.made {
                 let token = token(KIND_RECEIVE, stream as u32, number);
                 self.transport.cancel(self.peer, token);
@@ -367,7 +369,7 @@ impl Link {
         })
     }
 
-    /// Polls until it is done. `what` is for the error if nothing moves for the timeout.
+    /// Polls until `is_done`. `what` is for the error if nothing moves for the timeout.
     pub fn wait(
         &mut self,
         what: &str,
@@ -379,7 +381,7 @@ impl Link {
         Ok(())
     }
 
-    /// One poll; without news waits a little, and gives up when that has lasted for the timeout.
+    /// Polls once. Without news it waits a little, and fails when that has lasted for the timeout.
     #[inline]
     pub fn poll(&mut self) -> Result<bool> {
         self.transport.poll(self.coarse, &mut self.events);
@@ -396,7 +398,7 @@ impl Link {
         &mut self.profile
     }
 
-    /// This side has done this since the last note; if nothing has `moved` by it, it has waited.
+    /// Notes what this side has done since the last note. If nothing has `moved`, it has waited.
     #[inline]
     pub fn note(&mut self, activity: Activity, moved: bool) {
         if let Some(profile) = &mut self.profile {
@@ -409,8 +411,8 @@ impl Link {
         }
     }
 
-    /// One poll of a side that only has to be there; sleeps when there have been no news for a
-    /// while, if devices serve it.
+    /// Polls once, on a side that only has to be there. If devices serve it, it sleeps when there
+    /// has been no news for a while.
     pub fn rest(&mut self) -> Result<bool> {
         let has_news = self.poll()?;
         let Some(WaitSource::Descriptor { ready, .. }) = self.rest.clone() else {
@@ -544,7 +546,7 @@ impl Link {
         let now = Time(self.now_ns());
         let since = *self.idle_since.get_or_insert(now);
         if now.since(since) >= self.spin_least && self.patience.next(now) != Step::Spin {
-            // Never a sleep: it would be in the times.
+            // It never sleeps, because that would be in the times.
             std::thread::yield_now();
             self.note(Activity::Sleeping, false);
         }

@@ -2,14 +2,14 @@
 //! without the engine.
 //!
 //! As in perftest, the command without a host is the server and with one the client; `--local`
-//! starts both here. The client's options count; a server that was told something else refuses it
-//! by name. Letters and columns are perftest's (github.com/linux-rdma/perftest); how times are
-//! taken is said in `traffic.rs` and `trips.rs`.
+//! starts both here. The client's options count. A server that was given other options refuses the
+//! client and names them. Letters and columns are perftest's (github.com/linux-rdma/perftest); how
+//! times are taken is said in `traffic.rs` and `trips.rs`.
 //!
 //! What it does not measure: collectives, staging of memory that is not registered, more than two
 //! ranks (`bench`, `mesh`).
 //!
-//! Read first: `args.rs` (what both sides agree on), then `traffic.rs`.
+//! Read first: `options.rs` (what both sides agree on), then `traffic.rs`.
 
 mod achievable;
 mod arena;
@@ -49,7 +49,7 @@ const LOCAL_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a side ends early.
 enum Failure {
-    /// The user said something that cannot be.
+    /// The arguments make no sense.
     Usage(String),
     /// Something failed, or was not good enough.
     Failed(Vec<String>),
@@ -242,7 +242,7 @@ fn ask(args: &PerfArgs, plan: &Plan, host: &str, port: u16) -> Result<(), Failur
     }
 }
 
-/// A text in which the other side may have put what a terminal would obey.
+/// Escapes the control characters of a text, of which the other side may have written parts.
 fn printable(text: &str) -> String {
     let shown = |c: char| match c.is_control() && c != '\n' {
         true => c.escape_default().to_string(),
@@ -293,7 +293,7 @@ impl Report<'_> {
         Report { args, is_quiet }
     }
 
-    /// To stdout; to stderr if the document has stdout for itself.
+    /// Prints to stdout, or to stderr if the document has stdout for itself.
     fn print(&mut self, text: &str) -> Result<(), String> {
         match self.is_quiet {
             true => Ok(()),
@@ -302,7 +302,7 @@ impl Report<'_> {
     }
 
     /// Writes the document; the error is all that was not good enough. Of two sides that were
-    /// started together one speaks.
+    /// started together, only one reports.
     fn finish(&self, document: &Document, rows: &[Row]) -> Result<(), Failure> {
         if self.is_quiet {
             return Ok(());

@@ -1,5 +1,5 @@
-//! [`Options`]: what both sides of `perf` have to agree on. The client's count; a server that was
-//! told others refuses them by name.
+//! [`Options`]: what both sides of `perf` have to agree on. The client's count. A server that was
+//! given others refuses them by name.
 
 use super::args::{AtomicType, PerfArgs, Test, Verb};
 use super::device::transport_kind;
@@ -14,10 +14,10 @@ const DEPTH_DEFAULT: u32 = 128;
 pub const ATOMIC_BYTES: u64 = 8;
 /// Largest message: as in perftest.
 const SIZE_MAX: u64 = 1 << 30;
-/// More are more state than any queue of a provider holds.
+/// No provider has queues for more.
 const DEPTH_MAX: u32 = 4096;
 const STREAMS_MAX: u32 = 64;
-/// Their samples take 512 MiB.
+/// The samples of this many messages take 512 MiB.
 pub const ITERATIONS_MAX: u64 = 1 << 26;
 /// A day.
 const DURATION_MAX: u64 = 86_400;
@@ -30,7 +30,8 @@ const INLINE_BYTES_MAX: u32 = 1024;
 const MODERATION_MAX: u32 = 1024;
 /// To one peer over `verbs`, all devices together.
 const QUEUE_PAIRS_MAX: u32 = 8;
-/// With fewer posts under way, all may be words that wait for the completion of a later one.
+/// With fewer posts under way, each may be a word that gets no completion until a later one is
+/// posted.
 const PLAIN_DEPTH_MIN: u32 = 64;
 
 /// What both sides do. The client's, checked by the server.
@@ -75,7 +76,7 @@ pub struct Options {
     pub tls: bool,
     /// Whether frames are checked.
     pub crc: bool,
-    /// Whether it is measured where the time goes.
+    /// Whether a profile is taken.
     pub profile: bool,
 }
 
@@ -233,9 +234,9 @@ impl Options {
         ]
     }
 
-    /// What of the server's arguments contradicts the client's options, by name. What the server
-    /// was not told it takes from the client, but for TLS, which is on both sides or on none.
-    /// `config`: of the server, flags and environment.
+    /// The first of the server's arguments that contradicts the client's options, by name. The
+    /// server takes from the client what it was not told, but for TLS, which is on both sides or on
+    /// none. `config` is the server's, from flags and environment.
     pub fn mismatch(&self, server: &PerfArgs, config: &Config) -> Option<String> {
         let flag = |is_given: bool| is_given.then(|| "true".to_string());
         let number = |value: Option<u64>| value.map(|v| v.to_string());
@@ -254,7 +255,7 @@ impl Options {
             server.atomic_type.map(|kind| kind.name().into()),
             flag(server.stream.bidirectional),
             flag(server.no_peak),
-            // Its default is to check: only the opposite is a word of the user's.
+            // The default is 1, so only 0 was surely given.
             (server.check == 0).then(|| "0".into()),
             flag(server.no_rotate),
             flag(server.profile),
@@ -285,7 +286,7 @@ impl Options {
     }
 }
 
-/// Flag and variable.
+/// The flag, and the variable that sets it.
 const TLS: &str = "--tls (LINERATE_TLS)";
 
 fn on(is_on: bool) -> &'static str {
@@ -319,7 +320,7 @@ pub mod tests {
         Options::new(&args, &config_of(&args))
     }
 
-    /// What the flags make of no environment at all.
+    /// The settings of the flags alone, without an environment.
     fn config_of(args: &PerfArgs) -> Config {
         let mut config = Config::default();
         args.pair.job.connections.apply(&mut config);

@@ -67,8 +67,8 @@ impl Plan {
         proof::key(self.config.tcp.secret.as_deref())
     }
 
-    /// Bytes that messages rotate over, 0 if they do not. Source and target together are twice the
-    /// cache, or what a quarter of the memory allows.
+    /// Bytes that messages rotate over, 0 if they do not. A source or a target is as long as the
+    /// cache, or a 16th of the memory: two sides of one host then take a quarter.
     pub fn rotation_bytes(&self, options: &Options) -> u64 {
         match options.rotate {
             true => self.cache_bytes.min(self.memory_bytes / 16).max(1),

@@ -20,8 +20,8 @@ use std::time::Duration;
 /// perftest's numbers of messages.
 const MESSAGES_BANDWIDTH: u64 = 5000;
 const MESSAGES_LATENCY: u64 = 1000;
-/// Unless they were asked for, no more than this is moved by a stream of one size, and no fewer
-/// messages.
+/// The most bytes that a stream of one size moves, but at least this many messages, unless a number
+/// was given.
 const BYTES_USUAL_MAX: u64 = 4 << 30;
 const MESSAGES_USUAL_MIN: u64 = 100;
 
@@ -78,7 +78,7 @@ fn limit(options: &Options, bytes: u64) -> Limit {
     }
 }
 
-/// Connects the transports over what has been agreed on. Rank 0 is the server.
+/// Connects the transports, as both sides have agreed. Rank 0 is the server.
 pub fn join<'a>(
     plan: &Plan,
     options: &'a Options,
@@ -88,8 +88,8 @@ pub fn join<'a>(
     let text = |error: linerate::Error| error.to_string();
     let verbs = VerbsSettings {
         queue_pairs: options.streams,
-        // Both sides take the first of ports that are alike: two hosts' first ones are most likely
-        // on one network.
+        // Both sides take the first of ports that are alike, because the first ones of two hosts
+        // are most likely on one network.
         local_rank: Some(0),
         mtu_bytes: options.mtu.or(plan.config.verbs.mtu_bytes),
         inline_bytes: options.inline.unwrap_or(plan.config.verbs.inline_bytes),
@@ -101,7 +101,7 @@ pub fn join<'a>(
         verbs,
         tcp: TcpSettings {
             rails: options.streams.min(config::RAILS_MAX),
-            // The one over which the other side has been reached.
+            // The address over which the other side has been reached.
             addresses: vec![control.local_ip()?],
             has_tls: options.tls,
             has_crc: options.crc,
@@ -175,7 +175,7 @@ pub fn measure(
         each(&row);
         rows.push(row);
     }
-    // An end that leaves first would look like a failure to the other.
+    // A side that leaves first would look like a failure to the other.
     match control.exchange(&Line::Done)? {
         Line::Done => Ok(rows),
         line => Err(line.unexpected()),

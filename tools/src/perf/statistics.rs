@@ -1,9 +1,10 @@
-//! What a table says of one size, from times. Pure; in floating point, and no sample is left out.
+//! What a table says of one size, computed from times in floating point. No sample is left out.
+//! Pure.
 
 use crate::bench::statistics::{Summary, percentile};
 use serde::{Deserialize, Serialize};
 
-/// perftest looks for a peak up to as many messages: the search is quadratic.
+/// perftest, too, looks for a peak among at most this many messages: the search is quadratic.
 const MARKS_MAX: usize = 20_000;
 
 /// Times of single messages, us.

@@ -1,10 +1,10 @@
-//! What goes over a [`Link`] while it is measured. Both sides call the same functions; the client
-//! is rank 1.
+//! The messages that go over a [`Link`] while it is measured. Both sides call the same functions.
+//! The client is rank 1.
 //!
-//! Here: streams of messages, for bandwidth and to compare what arrives. The client posts, with a
-//! bounded number of messages under way on each stream. The time ends when the other side has said
-//! that everything is there, and not when the last post ends: a transport may end a post as soon as
-//! it has copied it. Times of single messages are in `trips.rs`.
+//! This file has streams of messages, for bandwidth and for the check of what arrives. The client
+//! posts, with a bounded number of messages under way on each stream. The time ends when the other
+//! side has said that everything is there, and not when the last post ends: a transport may end a
+//! post as soon as it has copied it. Times of single messages are in `trips.rs`.
 
 use super::arena::{Arena, Keys, Pattern, Slots, poison, uses};
 use super::args::{AtomicType, Verb};
@@ -125,7 +125,7 @@ impl Side<'_> {
         Ok(wrong * slots.bytes)
     }
 
-    /// The operation that makes a word that is `value` one more.
+    /// The operation that adds one to a word that is `value`.
     fn atomic(&self, value: u64) -> Atomic {
         match self.options.atomic_type {
             AtomicType::FetchAndAdd => Atomic::FetchAdd(1),
@@ -143,7 +143,7 @@ impl Side<'_> {
         self.stream(slots, Limit::Count(count)).map(|_| ())
     }
 
-    /// Streams of messages; what this side has posted, if it posts.
+    /// Runs streams of messages. Returns what this side has posted, if it posts.
     pub fn stream(&mut self, slots: &Slots, limit: Limit) -> Result<Option<Flow>> {
         let (is_posting, is_receiving) = self.directions();
         let mut progress = Progress {
@@ -248,7 +248,8 @@ impl Side<'_> {
         streams.map(|s| self.link.posts_ended(s)).sum()
     }
 
-    /// Posts as many messages as there is room for, the streams in turns; whether there was any.
+    /// Posts as many messages as there is room for, the streams in turns. Returns whether it posted
+    /// any.
     #[inline]
     fn post_some(&mut self, total: Option<u64>, slots: &Slots) -> Result<bool> {
         if let Some(list) = self.options.post_list {
@@ -274,8 +275,8 @@ impl Side<'_> {
         }
     }
 
-    /// The next list of each stream that has room for all of it, so that the poll that follows
-    /// hands it over at once; whether there was any.
+    /// Posts the next list of each stream that has room for all of it. The poll that follows then
+    /// hands it over at once. Returns whether it posted any.
     fn post_lists(&mut self, list: u32, total: Option<u64>, slots: &Slots) -> Result<bool> {
         let (streams, depth) = (
             u64::from(self.options.streams),

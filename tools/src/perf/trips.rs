@@ -2,10 +2,9 @@
 //! the client is rank 1.
 //!
 //! A sample of messages or puts is half the time of one there and one back; a sample of gets is the
-//! time of one. A put has no completion on the other side, and the contract orders puts only one
-//! after another: so a word is put behind the data, and the other side polls that word. Data that
-//! fits into the word is the word, which a device writes without immediate data, as perftest's
-//! does.
+//! time of one. A put has no completion on the other side, but the contract keeps puts in order. So
+//! a word is put behind the data, and the other side polls that word. Data that fits into the word
+//! is the word, which a device writes without immediate data, as perftest's does.
 
 use super::arena::Slots;
 use super::args::Verb;
@@ -28,8 +27,8 @@ const WORD_LOOKS_DEVICE: u32 = 4096;
 /// may lack a completion at a poll. The poll follows a post, while this side waits anyway; where
 /// both sides share a processor, the poll is in the times.
 const TRIPS_PER_POLL: u64 = 8;
-/// Receives posted before their messages: the next message finds one while the answer to the last
-/// one is posted.
+/// Receives posted ahead of their messages, so that the next message finds one while the answer to
+/// the last one is posted.
 const TRIPS_AHEAD: u64 = 2;
 /// Round trips before the first sample.
 const UNTIMED_TRIPS: u64 = 50;
@@ -38,19 +37,19 @@ const SAMPLES_ROOM: usize = 1 << 20;
 /// Where the word to put from lies in the region of flags.
 const OUTGOING: u64 = linerate::unstable::limits::CACHE_LINE_BYTES as u64;
 
-/// What single messages of one size need, found once: what lies between a look that finds an answer
-/// and the next post is in the times.
+/// What single messages of one size need. It is found once, because the work between a look that
+/// finds an answer and the next post is in the times.
 struct Trips<'a> {
     slots: &'a Slots,
     /// Where the other side puts its word.
     flag: View,
-    /// The own word, of which what a message sets is put there.
+    /// This side's word, and the part of it that is put there.
     outgoing: View,
     word: View,
     to: RemoteRange,
     /// The bits that a message sets.
     mask: u64,
-    /// A put with nothing but the word.
+    /// Whether the word is the whole message.
     is_word: bool,
     /// Looks between two polls.
     looks: u32,
@@ -93,8 +92,8 @@ impl Side<'_> {
         }
     }
 
-    /// The client: this many messages and their answers. The clock is looked at when a message has
-    /// left: what lies between two looks is a whole trip all the same, and the look is not in it.
+    /// The client: times messages and their answers. It reads the clock when a message has left.
+    /// Two readings are still one whole trip apart, and a reading adds nothing to it.
     fn time_trips(&mut self, trips: &Trips, limit: Limit, share: f64) -> Result<Vec<f64>> {
         for trip in 0..UNTIMED_TRIPS {
             self.begin_trip(trips, trip)?;
@@ -136,9 +135,9 @@ impl Side<'_> {
             }
         }
         self.link.note(Activity::Posting, true);
-        // It leaves with a poll, if not with the post, as a word does where nothing else is under
-        // way: then the answer may be here as soon as the post has returned, and a look finds it
-        // before a poll.
+        // A message leaves with its post, or else with a poll. A word leaves with its post where
+        // nothing else is under way. Its answer may be here as soon as the post has returned, and a
+        // look finds it sooner than a poll.
         match trips.is_word && !trip.is_multiple_of(TRIPS_PER_POLL) {
             true => Ok(()),
             false => self.link.poll().map(|_| ()),
@@ -196,7 +195,8 @@ impl Side<'_> {
         Ok(())
     }
 
-    /// A word is looked at several times between two polls: a poll takes as long as many looks.
+    /// A word is looked at several times between two polls, because a poll takes as long as many
+    /// looks.
     #[inline]
     fn has_come(&self, trips: &Trips, trip: u64) -> bool {
         match self.verb() {

@@ -1,9 +1,9 @@
 //! [`Alone`]: what the last flush of a step costs by itself, to set beside what a step exposes.
 //!
-//! A blocking call of the same bytes with nothing to hide behind: pack, allreduce, unpack, where
-//! the flush had several gradients. The gradients are as cold as in a step: all others are filled
-//! after them. The ranks begin after a barrier and as long a computation as the last one of the
-//! trace.
+//! It is a blocking call of the same bytes with nothing to hide behind. It also packs and unpacks,
+//! if the flush had several gradients. The gradients are as cold as in a step: all others are
+//! filled after them. The ranks begin after a barrier and as long a computation as the last one of
+//! the trace.
 
 use super::rank::Runner;
 use linerate::reports::FlushReport;
@@ -63,7 +63,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Every gradient of a flush with its place; none if it is reduced where it lies.
+    /// Calls `copy` with every gradient of a flush and its place in `target`. A single gradient is
+    /// reduced where it lies.
     fn for_each_part(
         &self,
         flush: &FlushReport,

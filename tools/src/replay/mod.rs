@@ -118,7 +118,7 @@ impl ReplayArgs {
     }
 }
 
-/// What a replay needs, every mistake in it found before ranks start.
+/// What a replay needs. Every mistake in it is found before ranks start.
 struct Prepared {
     trace: Trace,
     options: FusionOptions,

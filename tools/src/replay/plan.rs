@@ -67,7 +67,7 @@ pub fn build_linerate(trace: &Trace, options: &FusionOptions) -> Result<Vec<Plan
     Ok(plan)
 }
 
-/// Performs what the machine wants at this time; a round among one rank gives what it got.
+/// Does what the machine wants at this time. A round of one rank gives back its own words.
 fn take_flushes(machine: &mut Machine, now: Time, plan: &mut Vec<PlannedFlush>) -> Result<()> {
     while let Some(action) = machine.poll_action(now) {
         match action {

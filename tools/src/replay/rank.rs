@@ -18,7 +18,7 @@ const WARM_UP_STEPS: u32 = 1;
 /// Elements that are filled or checked at a time.
 const CHUNK: usize = 1 << 16;
 
-/// The values repeat with this period. A prime, so that no chunk, block or page boundary is a
+/// The values repeat with this period. It is a prime, so that no chunk, block or page boundary is a
 /// multiple of it.
 const PERIOD: usize = 251;
 
@@ -106,13 +106,13 @@ pub struct Runner<'a> {
     pub fusion: Fusion,
     pub tensors: Vec<Buffer<f32>>,
     pub values: Values,
-    /// Memory into which a flush is packed that runs by itself.
+    /// Memory into which a flush that runs by itself is packed.
     pub packed: Option<Buffer<f32>>,
 }
 
 impl Runner<'_> {
-    /// One step: fill, barrier, the backward pass at its times, wait, check; its last flush by
-    /// itself; and exchange of the times.
+    /// One step: fill, barrier, the backward pass at its times, wait, check, the last flush by
+    /// itself, and an exchange of the times.
     fn run_step(&mut self, index: u32, first: &mut Option<Time>) -> Result<Step> {
         for (tensor, buffer) in self.tensors.iter().enumerate() {
             self.values.fill(buffer, tensor, index)?;

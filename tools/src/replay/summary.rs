@@ -1,12 +1,15 @@
 //! [`Step`] and [`Summary`]: the numbers of a replay, from the times of all ranks. Pure.
 //!
-//! A time is that of the slowest rank, measured from the barrier before the backward pass: *ready*
-//! the flush's last gradient, *start* and *end* of its allreduce; *exposed* from the end of the
-//! backward pass until all gradients are reduced; *overlap* the share of the communication time
-//! before the end of the backward pass; *busbw* all bytes times 2(P-1)/P by the time in which an
-//! allreduce was under way; *scaling factor* `batch / (batch + exposed)`; *last flush alone* what
-//! the last flush takes as a blocking call with nothing to hide behind (`alone.rs`): a step can
-//! expose less only by what it prepares before its last gradient is there.
+//! A time is that of the slowest rank, measured from the barrier before the backward pass:
+//!
+//! - *ready*: a flush has its last gradient; *start* and *end*: its allreduce begins and ends.
+//! - *exposed*: from the end of the backward pass until all gradients are reduced.
+//! - *overlap*: the share of the communication time before the end of the backward pass.
+//! - *busbw*: all bytes times 2(P-1)/P, by the time in which an allreduce was under way.
+//! - *scaling factor*: `batch / (batch + exposed)`.
+//! - *last flush alone*: the last flush as a blocking call with nothing to hide behind
+//!   (`alone.rs`). A step can expose less only by what it prepares before its last gradient is
+//!   there.
 
 use super::alone::Alone;
 use linerate::reports::StepReport;
@@ -28,7 +31,8 @@ pub struct Step {
     pub ranks: Vec<StepReport>,
     /// The slowest rank's times.
     pub slowest: StepReport,
-    /// Its last flush by itself, on the slowest rank; zero if it had none.
+    /// Its last flush by itself, from the latest start on a rank to the latest end; zero if it had
+    /// none.
     pub alone: Duration,
     /// How long the threads of a rank were ready to run and had no processor; the longest of all
     /// ranks.
@@ -172,7 +176,7 @@ pub fn waited_share(steps: &[Step]) -> f64 {
     waited.as_secs_f64() * 1e9 / all.max(1) as f64
 }
 
-/// Exposed by alone; `None` if there was no flush.
+/// The exposed time over that of the last flush alone; `None` if there was no flush.
 pub fn exposed_to_alone(exposed_ms: f64, alone: Duration) -> Option<f64> {
     (!alone.is_zero()).then(|| exposed_ms / (alone.as_secs_f64() * 1e3))
 }

@@ -1,8 +1,8 @@
 //! [`Trace`]: when the gradients of a model are ready in its backward pass, and their sizes.
 //!
-//! Two formats (described in `tests/data/training_bottleneck/README.md`), told apart by the first
-//! line: `.bk.log` of the published measurements, and `.layers.csv` with names. Whatever is wrong
-//! with a file is said with its line and reason; nothing is guessed.
+//! It reads two formats (described in `tests/data/training_bottleneck/README.md`) and tells them
+//! apart by the first line: `.bk.log` of the published measurements, and `.layers.csv` with names.
+//! Whatever is wrong with a file is said with its line and reason; nothing is guessed.
 
 use std::io::Read;
 use std::path::Path;

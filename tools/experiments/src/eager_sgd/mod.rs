@@ -1,9 +1,9 @@
 //! `linerate experiment eager-sgd`: training where ranks are not alike, with synchronous and with
 //! partial collectives.
 //!
-//! Real ranks train a real model; only how long a step takes is prescribed (`load.rs`): what the
-//! computation leaves of it is slept. All times are those of the paper times `--scale`. Read first:
-//! [`run`], then `plan.rs`, then `train.rs`.
+//! Real ranks train a real model. Only the time of a step is prescribed (`load.rs`): a rank sleeps
+//! for what its computation leaves of it. All times are those of the paper times `--scale`. Read
+//! first: [`run`], then `plan.rs`, then `train.rs`.
 
 mod plan;
 mod print;
@@ -73,7 +73,7 @@ pub struct EagerSgdArgs {
     pub seed: u64,
 }
 
-/// Local ranks unless told: those of the paper.
+/// Local ranks by default, as in the paper.
 const RANKS: u32 = 8;
 
 /// Checks the arguments, then spawns the ranks or is one.

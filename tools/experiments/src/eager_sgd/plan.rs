@@ -43,10 +43,10 @@ pub struct Trial {
     pub scheme: Scheme,
     /// Most rounds that a gradient may come late.
     pub staleness: u32,
-    /// How many times as fast as synchronous the paper saw it.
+    /// The paper's speed-up over synchronous steps.
     pub paper: Option<f64>,
-    /// How many times as fast it would be if communication took no time and each rank were
-    /// delayed by its own delays only.
+    /// The speed-up if communication took no time and each rank were delayed by its own delays
+    /// only.
     pub ideal: Option<f64>,
 }
 
@@ -61,13 +61,12 @@ impl Trial {
     }
 }
 
-/// Computation of a step of the hyperplane. The paper gives only its delays and speed-ups: with
-/// this one, a rank that pays for its own delays only is 1.28, 1.41 and 1.53 times as fast.
+/// Computation of a step of the hyperplane, for which the paper gives delays and speed-ups only.
+/// With this one, a rank that pays for its own delays only is 1.28, 1.41 and 1.53 times as fast.
 const HYPERPLANE_MS: f64 = 610.0;
-/// Delays of the paper, and how many times as fast solo was.
+/// The paper's delays in milliseconds, and the speed-ups of solo.
 const HYPERPLANE_DELAYS: [(f64, f64); 3] = [(200.0, 1.50), (300.0, 1.75), (400.0, 2.01)];
-/// Computation beside a skew of 50 to 400 ms: with it an ideal majority is as much faster as the
-/// paper saw.
+/// Computation beside a skew of 50 to 400 ms: with it an ideal majority has the paper's speed-up.
 const SEVERE_MS: f64 = 378.0;
 const SEVERE_LEAST_MS: f64 = 50.0;
 const SEVERE_GREATEST_MS: f64 = 400.0;
@@ -169,8 +168,8 @@ pub fn trials(workload: Workload, ranks: u32, staleness: u32) -> Vec<Trial> {
     }
 }
 
-/// `rotates`: another rank is the slowest in each step; else always the same, which falls behind as
-/// far as it may.
+/// With `rotates`, another rank is the slowest in each step. Else it is always one rank, which
+/// falls behind as far as it may.
 fn severe(rotates: bool) -> Load {
     Load::Skewed {
         compute: SEVERE_MS,

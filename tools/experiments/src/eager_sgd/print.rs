@@ -12,8 +12,7 @@ use linerate::Policy;
 use linerate_job::output;
 use serde_json::{Value, json};
 
-/// Loss of the classifier at which steps are counted where quorum and bound of staleness are
-/// varied.
+/// The workload `quorum` counts the steps until the classifier has this loss.
 const TARGET_LOSS: f64 = 0.5;
 
 /// Prints everything that was asked for.
@@ -62,7 +61,7 @@ struct Row<'a> {
     runs: &'a [Run],
     /// The run with the median time.
     median: &'a Run,
-    /// Times as fast as synchronous, where that was run.
+    /// Speed-up over synchronous, if that was run.
     speedup: Option<f64>,
 }
 
@@ -102,7 +101,7 @@ impl Row<'_> {
         (self.median.included * self.median.batch as u64) as f64 / self.median.seconds
     }
 
-    /// Half the distance of the fastest and the slowest run, of the median.
+    /// Half the time between the fastest and the slowest run, as a share of the median.
     fn spread(&self) -> f64 {
         let seconds = || self.runs.iter().map(|run| run.seconds);
         let (low, high) = (
@@ -128,7 +127,7 @@ impl Row<'_> {
         )
     }
 
-    /// The first step at which the loss was at most the target, between two points by a line.
+    /// The first step at which the loss was at most the target, interpolated between two points.
     fn steps_to_target(&self) -> Option<f64> {
         let points = &self.median.points;
         let after = points.iter().position(|p| p.verdict.loss <= TARGET_LOSS)?;
@@ -246,7 +245,7 @@ fn table(args: &EagerSgdArgs, (ranks, transport): (u32, &str), rows: &[Row<'_>])
     lines.join("\n") + "\n"
 }
 
-/// What was not trained; nothing if there is none.
+/// The table of the workload that is not trained; empty without rows.
 fn scale_table(args: &EagerSgdArgs, rows: &[ScaleRow]) -> String {
     if rows.is_empty() {
         return String::new();
@@ -333,7 +332,7 @@ mod tests {
     use crate::eager_sgd::train::Point;
     use crate::model::Verdict;
 
-    /// A run that takes so long, with these losses every ten steps.
+    /// A run of `seconds`, with these losses every ten steps.
     fn run(seconds: f64, losses: &[f64]) -> Run {
         let points = losses.iter().zip(0..).map(|(&loss, at)| Point {
             step: 10 * at,

@@ -34,7 +34,7 @@ fn run_all(args: &EagerSgdArgs, comm: &Communicator) -> linerate::Result<Vec<Out
     let mut learner = None;
     let mut outcomes = Vec::new();
     for trial in trials {
-        // The samples of the hyperplane take a second to make.
+        // Trials of one task share a learner: the hyperplane's samples take a second to make.
         let learner = match &mut learner {
             Some((task, learner)) if *task == trial.task => learner,
             _ => {

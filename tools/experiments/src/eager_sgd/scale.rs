@@ -14,8 +14,8 @@ const DELAYS: [(f64, &str); 2] = [(300.0, "1.25, 1.14"), (460.0, "1.23, 1.22")];
 /// Computation of a step: with it, synchronous steps with 460 ms of delay are as slow as the
 /// paper's, 1.15 / 1.23 a second.
 const COMPUTE_MS: f64 = 610.0;
-/// A signal of a fabric of today, and an allreduce of 25,559,081 f32 by a ring at 10 GB/s with as
-/// much per message.
+/// A signal of a current fabric. The allreduce is a ring of 25,559,081 f32 at 10 GB/s, in which
+/// each message takes as long as a signal besides.
 const SIGNAL: Duration = Duration::from_nanos(1500);
 const PARAMETERS: f64 = 25_559_081.0;
 const BYTES_PER_SECOND: f64 = 10e9;
@@ -27,15 +27,16 @@ pub struct ScaleRow {
     pub scheme: Scheme,
     pub steps_per_second: f64,
     pub speedup: f64,
-    /// With no time for communication, and each rank delayed by its own delays only.
+    /// The speed-up if communication took no time and each rank were delayed by its own delays
+    /// only.
     pub ideal: f64,
     pub paper: &'static str,
     pub mean_active: f64,
-    /// What a rank waits for a result, in the mean.
+    /// The mean wait of a rank for a result.
     pub mean_wait_ms: f64,
 }
 
-/// All of them.
+/// Every delay with every scheme.
 pub fn run_all(steps: u32, staleness: u32, seed: u64) -> Result<Vec<ScaleRow>, String> {
     let mut rows: Vec<ScaleRow> = Vec::new();
     for (delay, paper) in DELAYS {

@@ -15,10 +15,10 @@ const POINTS: u32 = 16;
 const HIDDEN: usize = 32;
 /// Digits of a rank in a batch.
 const DIGITS_BATCH: usize = 16;
-/// Deviation of the targets around the hyperplane: half its square, 4.5, is what is left of the
-/// loss in the end, beside 4.7 in the paper.
+/// Deviation of the targets around the hyperplane. Half its square, 4.5, remains of the loss in the
+/// end; in the paper it is 4.7.
 const PLANE_NOISE: f64 = 3.0;
-/// Learning rates: converging in a hundred steps, with gradients that come some rounds late.
+/// Learning rates that converge in a hundred steps although gradients come some rounds late.
 const PLANE_RATE: f32 = 0.1;
 const DIGITS_RATE: f32 = 0.2;
 
@@ -30,10 +30,11 @@ pub struct Point {
     pub verdict: Verdict,
 }
 
-/// What came of a run: the same on all ranks but for the seconds, which are this rank's.
+/// What came of a run. It is equal on all ranks but for the seconds of `points`, which are this
+/// rank's.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Until the last step's result.
+    /// Until the slowest rank has its last step's result.
     pub seconds: f64,
     /// Gradients in all results until then, of all ranks.
     pub included: u64,
@@ -198,7 +199,8 @@ impl Exchange<'_> {
         })
     }
 
-    /// This rank's gradient becomes the mean that it applies; how many gradients are in that.
+    /// Replaces this rank's gradient by the mean that it applies; returns the number of gradients
+    /// in that.
     fn exchange(&mut self, gradient: &mut [f32]) -> Result<u64> {
         let buffer = &self.buffer;
         buffer.write(0, gradient)?;
@@ -216,7 +218,7 @@ impl Exchange<'_> {
         Ok(included)
     }
 
-    /// What was still to come, in order.
+    /// Applies the results that are still to come, in order.
     fn finish(&mut self, mut apply: impl FnMut(&[f32])) -> Result<()> {
         if let Some(partial) = &self.partial {
             let mut read = Ok(());

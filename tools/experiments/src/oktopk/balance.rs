@@ -13,18 +13,18 @@ use linerate::{Collective, DataType, SparseOptions};
 use linerate_job::fabric::{Fabric, Network, run as run_machines, transfers};
 use serde_json::{Value, json};
 
-/// n, k and the bandwidth are this part of the real ones where real entries are moved: the same
+/// Where real entries are moved, n, k and the bandwidth are divided by this, which gives equal
 /// times in less memory.
 const PART: u64 = 100;
 /// The paper cuts regions anew once in this many steps.
 const REPARTITION_STEPS: f64 = 64.0;
 /// How unevenly picks lie: their density falls with this power of the coordinate, the same on all
-/// ranks. With the first, equal regions differ as much as the paper's gain says: P^0.1 is 1.32 for
-/// 16 ranks and 1.74 for 256.
+/// ranks. With the first, equal regions differ by about the paper's gain: P^0.1 is 1.32 for 16
+/// ranks and 1.74 for 256.
 const POWERS: [f64; 2] = [0.1, 0.5];
-/// The library's default: what forwards a longer block begins with its first chunk.
+/// The library's default. A rank forwards a longer block chunk by chunk.
 const CHUNK_BYTES: usize = 256 << 10;
-/// An entry, an index and a value.
+/// An index and a value.
 const ENTRY_BYTES: u64 = 8;
 
 pub fn run(args: &OkTopkArgs) -> Result<Section, String> {
@@ -131,8 +131,8 @@ fn reduce(section: &mut Section, ranks: &[u32], seed: u64) -> Result<Value, Stri
     Ok(Value::Array(rows))
 }
 
-/// k picks whose density falls with a power of the coordinate, one of each of k equal shares of
-/// them.
+/// k picks whose density falls with a power of the coordinate: one in each of k ranges of equal
+/// weight.
 fn skewed((count, k): (u64, u64), power: f64, seed: u64) -> Stream {
     let mut prng = Prng::new(seed);
     let mut picks = Stream::default();
@@ -140,7 +140,7 @@ fn skewed((count, k): (u64, u64), power: f64, seed: u64) -> Stream {
     for i in 0..k {
         let share = (i as f64 + prng.unit()) / k as f64;
         let at = (share.powf(1.0 / (1.0 - power)) * count as f64) as u64;
-        // Where picks lie closer than coordinates they follow each other.
+        // Picks that would fall on one coordinate take consecutive ones.
         let index = at.max(next).min(count - (k - i));
         picks.indices.push(index);
         picks.values.push(1.0 + prng.unit() as f32);

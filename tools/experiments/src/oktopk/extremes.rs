@@ -1,4 +1,4 @@
-//! Where picks lie at worst, with real entries on a fabric without latency: a step may take no
+//! The worst placements of picks, with real entries on a fabric without latency. A step may take no
 //! longer than its 6k words.
 
 use super::section::Section;
@@ -10,7 +10,7 @@ use linerate::{Rank, SparseOptions};
 use linerate_job::fabric::{Fabric, Network, run};
 use serde_json::{Value, json};
 
-/// The share of 6k words that a step may take longer.
+/// A step may take this many times the time of 6k words.
 const SLACK: f64 = 1.05;
 
 /// Where a job's picks lie.
@@ -18,19 +18,19 @@ const SLACK: f64 = 1.05;
 enum Extreme {
     Independent,
     Identical,
-    /// Rank r's in the part of rank r + 1.
+    /// Those of rank r lie in the part of rank r + 1.
     Foreign,
-    /// Rank r's in the part of another rank, drawn.
+    /// Those of rank r lie in the part of another rank, by a permutation.
     Permuted,
-    /// All in the part of rank 0.
+    /// All lie in the part of rank 0.
     OnePart,
-    /// Rank 0 has picks, no other has any.
+    /// Rank 0 alone has picks.
     OneRank,
-    /// Anywhere; what is large lies in the part of rank 0.
+    /// They lie anywhere, and the large ones in the part of rank 0.
     LargeInOnePart,
-    /// Anywhere; what is large are rank 0's, in its part.
+    /// They lie anywhere. The large ones are those of rank 0, in its own part.
     LargeOnOneRank,
-    /// As many large ones in the part of rank 0 as do not yet make it spread them.
+    /// The part of rank 0 has just too few large ones to be spread.
     JustBelow,
 }
 
@@ -79,8 +79,8 @@ impl Extreme {
             Extreme::Independent => draw(all, k, of_rank),
             Extreme::Identical => draw(all, k, Prng::new(seed)),
             Extreme::Foreign => draw(part((rank + 1) % ranks), k, of_rank),
-            // Odd numbers below a power of two have no divisor with it; else the next rank's will
-            // do.
+            // For a power of two of ranks, as here, this is a permutation, and no rank draws its
+            // own part.
             Extreme::Permuted => draw(part((5 * rank + 3) % ranks), k, of_rank),
             Extreme::OnePart => draw(part(0), k, of_rank),
             Extreme::OneRank => draw(all, if rank == 0 { k } else { 0 }, of_rank),
@@ -96,7 +96,7 @@ impl Extreme {
             }
             Extreme::JustBelow => {
                 let mut picks = draw(all, k, of_rank);
-                // 3.9 of P shares there; one of P is there as everywhere.
+                // k picks are large. The part of rank 0 has 3.9 times its share of them.
                 let share = 3.9 / f64::from(ranks);
                 let others = (1.0 - share) / (1.0 - 1.0 / f64::from(ranks));
                 let end = (part(0).1 as f64 * share) as u64;

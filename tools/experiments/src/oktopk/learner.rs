@@ -1,16 +1,16 @@
 //! [`Learner`]: what each rank trains: a classifier of digits, on its own share of them.
 //!
-//! Gradients are rounded to whole steps of [`GRID`], so that all sums of them are exact and what is
-//! applied and what is kept can be compared with what was computed to the last bit.
+//! Gradients are rounded to whole steps of [`GRID`], so that all sums of them are exact. What is
+//! applied and kept can then be compared with what was computed to the last bit.
 
 use crate::digits::Share;
 use crate::model::{Classifier, Verdict};
 
-/// 19,210 parameters: 192 of them are 1 %.
+/// This gives 19,210 parameters, and 1 % of them are 192.
 const HIDDEN: usize = 256;
 /// Images of a rank in a batch.
 const BATCH: usize = 16;
-/// Sums of f32 are exact below 2^24 steps: 64.
+/// Sums of f32 are exact below 2^24 steps, which are 64.
 pub const GRID: f32 = 1.0 / 262_144.0;
 
 pub struct Learner {

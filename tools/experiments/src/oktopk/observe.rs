@@ -40,16 +40,16 @@ pub struct Job {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Thresholds {
     pub exact: f32,
-    /// The library's, which follows.
+    /// The library's, which follows the accumulator.
     pub followed: f32,
     pub followed_count: u64,
-    /// That of the last evaluation.
+    /// The exact one of the last evaluation.
     pub held: f32,
     pub held_count: u64,
     /// The estimate of a normal distribution.
     pub gaussian: f32,
     pub gaussian_count: u64,
-    /// Whether the threshold was found anew in this step.
+    /// Whether the library's was found anew in this step.
     pub is_evaluated: bool,
 }
 
@@ -187,7 +187,8 @@ impl Worker {
         (thresholds, selected.picks)
     }
 
-    /// The residual after a step: the accumulator, zero at the picks, plus what returned.
+    /// Stores the residual after a step: the accumulator, zero at the picks, plus the entries that
+    /// came back.
     fn commit(&mut self, picks: &Stream, finished: &Finished<Stream>) {
         if let Some(state) = &finished.state {
             self.state = state.clone();
@@ -209,7 +210,7 @@ impl Worker {
     }
 }
 
-/// The magnitude of the k-th largest.
+/// The magnitude of the k-th largest value.
 fn kth(values: &[f32], k: usize) -> u32 {
     let mut all: Vec<u32> = values.iter().map(|v| magnitude(*v)).collect();
     let (_, least, _) = all.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
@@ -217,8 +218,8 @@ fn kth(values: &[f32], k: usize) -> u32 {
     (*least).max(1)
 }
 
-/// The distance between the largest of the mean accumulator and what was applied, in the mean
-/// gradient's length. The sum's entries are those of all ranks, so that they are divided by them.
+/// The distance between the k largest of the mean accumulator and what was applied, divided by the
+/// length of the mean gradient. Entries of the result are sums, so they are divided by the ranks.
 fn xi(mean: &[f64], slope: &[f64], (result, ranks): (&Stream, u32), k: usize) -> f64 {
     let mut order: Vec<usize> = (0..mean.len()).collect();
     let by_size = |a: &usize, b: &usize| mean[*b].abs().total_cmp(&mean[*a].abs()).then(a.cmp(b));

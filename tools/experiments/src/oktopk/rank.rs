@@ -18,7 +18,7 @@ const POINTS: u32 = 16;
 /// The share of all parameters that is picked in every step.
 pub const DENSITY: f64 = 0.02;
 
-/// What is made of the mean gradient once it has been brought together.
+/// How the mean gradient changes the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Optimiser {
     Sgd,
@@ -56,7 +56,7 @@ pub struct Run {
     pub points: Vec<Point>,
     /// Whether all ranks ended with the same bits.
     pub is_equal: bool,
-    /// Coordinates whose results and residuals are not together what the gradients were.
+    /// Coordinates where results and residuals together are not what the gradients were.
     pub lost: u64,
     /// Entries of the results, in the mean.
     pub selected: f64,
@@ -71,7 +71,7 @@ pub struct Training {
     pub runs: Vec<Run>,
 }
 
-/// Trains everything on this rank; what came of it is there on rank 0 only.
+/// Trains every scheme with every optimiser on this rank. Only rank 0 gets the results.
 pub fn train_all(args: &OkTopkArgs, config: Config) -> Result<Option<Training>> {
     let comm = settings::join(config)?;
     let steps = (args.steps).unwrap_or(if args.quick { 24 } else { 240 });
@@ -195,7 +195,7 @@ impl Account {
         }
     }
 
-    /// Coordinates in which what all ranks computed less what they keep is not what they applied,
+    /// Coordinates where the gradients of all ranks, less what they keep, are not what was applied,
     /// to the last bit.
     fn lost(&self, comm: &Communicator, residual: &[f32]) -> Result<u64> {
         let delivered = self

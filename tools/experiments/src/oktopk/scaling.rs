@@ -24,7 +24,7 @@ struct Figure {
     name: &'static str,
     shape: Shape,
     ranks: &'static [u32],
-    /// How many times as fast as the others Ok-Topk was on the most ranks.
+    /// Ok-Topk's least and greatest speed-up over the others, on the most ranks.
     paper: (f64, f64),
 }
 
@@ -57,15 +57,14 @@ const FIGURES: [Figure; 3] = [
 
 /// The paper's efficiency of BERT from 32 to 256 ranks.
 const EFFICIENCY: f64 = 0.763;
-/// Bytes per second that the paper's own figures leave for dense: 150 against 47 hours for 400,000
-/// steps on 32 ranks are 0.93 s more a step, in which it moves 1.03 GB.
+/// Bytes per second of dense that follow from the paper's figures: 150 instead of 47 hours for
+/// 400,000 steps on 32 ranks are 0.93 s more for a step, in which it moves 1.03 GB.
 const EFFECTIVE: u64 = 1_100_000_000;
-/// With --quick, selection is measured on this part of a vector, and ranks are this many times
-/// fewer.
+/// With --quick, vectors are this many times shorter, and ranks this many times fewer.
 const PART_QUICK: u64 = 16;
 const FEWER_QUICK: u32 = 8;
 
-/// Seconds of selecting.
+/// Seconds of one selection of each kind.
 #[derive(Clone, Copy, Debug)]
 struct Selection {
     exact: f64,

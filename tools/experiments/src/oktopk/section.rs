@@ -1,5 +1,4 @@
-//! [`Section`]: what a part of the experiment says: text, a document, pictures, and what was not as
-//! it must be.
+//! [`Section`]: what a part of the experiment says: text, a document, pictures, and what is wrong.
 
 use crate::plot::Chart;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use linerate::options::{Algorithm, DsaVariant};
 use linerate::unstable::sparse::{Machine, OkTopkState, Sized, Step, Support};
 use linerate_job::fabric::{Network, Outcome, run};
 
-/// Coordinates, and entries that are kept.
+/// Coordinates of a vector, and entries that are kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     pub count: u64,
@@ -88,7 +88,7 @@ impl Scheme {
     }
 }
 
-/// Rounds of what doubles in each, for any number of ranks.
+/// Rounds of an algorithm that doubles its reach in each, for any number of ranks.
 fn rounds(ranks: u32) -> f64 {
     f64::from(ranks.next_power_of_two().trailing_zeros())
 }

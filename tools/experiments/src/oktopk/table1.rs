@@ -20,7 +20,7 @@ struct Row {
     received_mean: f64,
     control: u64,
     messages: u64,
-    /// What the formula is about.
+    /// The words that the formula is about.
     measured: f64,
 }
 
@@ -116,7 +116,7 @@ fn measure(
 }
 
 impl Row {
-    /// Within the formula, but for a rounding to whole entries for each rank.
+    /// Checks the words against the formula, up to a rounding to whole entries for each rank.
     fn check(&self, section: &mut Section) {
         let (least, most) = self.scheme.words(BERT, self.ranks);
         let slack = match self.scheme {
@@ -176,7 +176,7 @@ impl Row {
     }
 }
 
-/// What may not be exceeded on any rank in a step of exact mode that cuts its regions anew.
+/// Checks the bounds of every rank in a step of exact mode that cuts its regions anew.
 fn check_volume(outcome: &Outcome<Sized>, (k, ranks): (u64, u32), section: &mut Section) {
     let p = u64::from(ranks);
     let words = outcome.words();

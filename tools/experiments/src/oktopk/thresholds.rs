@@ -265,7 +265,7 @@ pub fn run_fill(args: &OkTopkArgs) -> Result<Section, String> {
             model,
             1e2 * paper
         ));
-        // Ranks that agree fill less; what all pick is at least what one does.
+        // Ranks that agree fill less, but never less than one rank picks.
         if average < own * 0.999 || average > f64::from(ranks) * own * 1.001 {
             section.violation(format!("{ranks} ranks with density {own} fill {average}"));
         }

@@ -8,8 +8,8 @@ use linerate::unstable::sparse::{OkTopkState, Support, choose};
 use linerate_job::fabric::{Fabric, Network};
 use serde_json::{Value, json};
 
-/// How many times as fast as each other scheme Ok-Topk's communication is at least: the paper's
-/// least ratio of total times.
+/// Each other scheme must take at least this many times as long as Ok-Topk to communicate: the
+/// paper's least ratio of total times.
 const LEAST_RATIO: f64 = 3.29;
 
 /// Communication of one scheme.
@@ -20,7 +20,7 @@ pub struct Timing {
     pub seconds: f64,
     /// Time of a later step, which uses the regions again.
     pub later: f64,
-    /// Most words that a rank sent, of everything.
+    /// The most words of all kinds that a rank sent.
     pub wire_words: f64,
     /// Non-zeros of the sum of all picks.
     pub reduced: Option<u64>,
@@ -137,7 +137,7 @@ fn append(section: &mut Section, (ranks, support): (u32, Support), timings: &[Ti
     Value::Array(rows)
 }
 
-/// The automatic choice knows the fill-in, and has to name what was fastest.
+/// Checks that the automatic choice, which is told the fill-in, names the fastest.
 fn check_choice(section: &mut Section, ranks: u32, timings: &[Timing]) {
     let reduced = timings.iter().find(|t| t.scheme == Scheme::TopkDsa);
     let reduced = reduced.and_then(|t| t.reduced);

@@ -5,7 +5,7 @@ use super::section::Section;
 use crate::plot::{Chart, Line};
 use serde_json::{Value, json};
 
-/// Against what a loss is drawn: the name, the axis, and how it is read.
+/// What a loss is drawn against: its name, its axis, and how it is read.
 type Axis = (&'static str, &'static str, fn(&Point) -> f64);
 const AXES: [Axis; 3] = [
     ("steps", "steps", |point| f64::from(point.step)),

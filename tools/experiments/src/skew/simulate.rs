@@ -51,8 +51,8 @@ fn simulate(args: &SkewArgs, ranks: u32, name: &str, bytes: u64) -> linerate::Re
     let naps: Vec<u32> = (history.rounds.iter())
         .map(RoundReport::active_count)
         .collect();
-    // Every generation is submitted in its round, so it is in that or in the next one, and only the
-    // last may be missing.
+    // Every generation is submitted in its round, so it is in that or in the next one. Only those
+    // that are late in the last round may be missing.
     let included: u64 = history.rounds.iter().map(RoundReport::generations).sum();
     let late_last = u64::from(ranks - naps.last().copied().unwrap_or(0));
     let wanted = u64::from(ranks) * u64::from(args.rounds) - late_last;

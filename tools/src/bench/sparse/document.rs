@@ -19,7 +19,7 @@ pub struct Document {
     balance: String,
     /// `LINERATE_TCP_PACE`.
     pace_bits_per_second: Option<u64>,
-    /// What the rank with the most has had in memory at most, and that by the bytes of a vector.
+    /// The most memory that any rank has had resident, and that over the bytes of a vector.
     pub peak_memory_bytes: u64,
     pub peak_memory_vectors: f64,
     pub results: Vec<Entry>,

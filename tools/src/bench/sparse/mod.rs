@@ -1,10 +1,10 @@
 //! `linerate bench sparse-allreduce`: a sparse allreduce of a vector or of a model's tensors, with
 //! what was sent in each phase.
 //!
-//! A time is that of the slowest rank, per step, each started after a barrier; it includes the
-//! selection. The communication's is that of the rank that began it last: the others' waits for
-//! selections on the same cores are no communication. With `--check 1` sampled coordinates are
-//! followed: what was applied and what residuals keep is what gradients gave.
+//! A time is that of the slowest rank, per step, each started after a barrier. It includes the
+//! selection. The time of communication is that of the rank that began it last, because the others
+//! also wait for selections on the same cores. With `--check 1` sampled coordinates are followed:
+//! what was applied and what residuals keep must together be what gradients gave.
 //!
 //! With `--transport sim` all ranks are in this process and their communication takes virtual time
 //! (`simulated.rs`).
@@ -202,7 +202,7 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
     let mut config = args.job.config()?;
     let is_launched = settings::launched_rank().is_some();
     let link = args.link.link(&config.transport, ranks, is_launched)?;
-    // One name cannot be for all the collectives that a step is made of.
+    // A step is made of several collectives, for which one name cannot do.
     config.algorithm = None;
     let tensors = match &args.layers {
         Some(name) => vectors::layers(name)?,
@@ -223,10 +223,10 @@ fn build_plan(args: &SparseArgs) -> Result<Plan, String> {
     }
     args.job.check_json()?;
     if plan.link.is_some() {
-        // Nothing has memory there.
+        // Nothing has memory in a simulation.
         return Ok(plan);
     }
-    // Gradient and residual; a dense step has a vector more.
+    // Gradient, residual and half a vector more; a dense step has another whole one.
     let dense = args
         .algo
         .0

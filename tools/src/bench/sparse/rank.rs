@@ -155,7 +155,8 @@ impl Reported {
         (self.sum.iter_mut().zip(own)).for_each(|(sum, own)| *sum += own);
     }
 
-    /// What one of `steps` steps sent in a phase; the place after the last phase is all together.
+    /// What a step sent in a phase, as the mean of `steps` steps. The index after the last phase
+    /// means all phases.
     fn traffic(&self, phase: usize, steps: u64) -> Traffic {
         let at = phase * FIELDS;
         let most = |field: usize| self.most[at + field] / steps;
@@ -255,7 +256,7 @@ impl Times {
         }
     }
 
-    /// A step of which only the communication takes time.
+    /// Adds a step of which only the communication takes time.
     pub fn push_communication(&mut self, is_timed: bool, seconds: f64) {
         if is_timed {
             self.whole.push(1e6 * seconds);
@@ -265,7 +266,8 @@ impl Times {
         }
     }
 
-    /// Step by step, of the slowest rank; the communication of the one that began it last.
+    /// Takes the times of the slowest rank, step by step, and for the communication those of the
+    /// rank that began it last.
     fn combine(&mut self, comm: &Communicator) -> Result<()> {
         comm.all_reduce(&mut self.whole, ReduceOp::Max)?;
         comm.all_reduce(&mut self.select, ReduceOp::Max)?;
@@ -274,8 +276,8 @@ impl Times {
     }
 }
 
-/// What the kernel says that this process has had resident at most, of the rank with the most. It
-/// counts the shared memory of other ranks that this one has touched, too.
+/// The most memory that a process has had resident, by the kernel's count, of the rank with the
+/// most. It includes shared memory of other ranks that this one has touched.
 fn peak_memory_bytes(comm: &Communicator) -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
@@ -353,7 +355,8 @@ impl Samples {
             given.push(read(&gradients[tensor])? * steps as f64);
         }
         let (mut low, mut high) = (self.applied.clone(), self.applied.clone());
-        // What was given may cancel; what it is compared with may not.
+        // Gradients may cancel in their sum, so the tolerance is a share of the sum of their
+        // magnitudes.
         let mut size: Vec<f64> = given.iter().map(|g| g.abs()).collect();
         comm.all_reduce(&mut kept, ReduceOp::Sum)?;
         comm.all_reduce(&mut given, ReduceOp::Sum)?;
@@ -420,7 +423,7 @@ pub fn row(entry: &Entry) -> String {
     )
 }
 
-/// To stdout, or to stderr where the document goes to stdout.
+/// Prints to stdout, or to stderr where the document goes to stdout.
 pub fn print(plan: &Plan, text: &str) {
     // Nobody can be told that the output is closed.
     let _ = plan.args.job.print(text);
