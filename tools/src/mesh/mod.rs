@@ -107,7 +107,7 @@ fn check(args: &MeshArgs) -> Result<(u32, Config), String> {
     }
     settings::check_memory(
         "a rank",
-        2 * args.size * u64::from(ranks),
+        rank::DEPTH as u64 * args.size * u64::from(ranks),
         linerate::unstable::memory::available_memory_bytes(),
         "a smaller --size",
     )?;

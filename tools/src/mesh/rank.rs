@@ -19,7 +19,7 @@ const UNTIMED_TRIPS: u32 = 20;
 const FLOW_BYTES: u64 = 64 << 20;
 const FLOW_MESSAGES: (u64, u64) = (4, 1000);
 /// Messages under way.
-const DEPTH: usize = 4;
+pub const DEPTH: usize = 4;
 
 /// What a rank measures with.
 struct Post<'a> {

@@ -3,7 +3,6 @@
 
 use super::arena::Arena;
 use super::options::Options;
-use crate::system;
 use linerate::transport::{
     Address, Atomic, Completion, Event, Outcome, PortInUse, PostError, RegionKey, RemoteRange,
     Time, Traffic, Transport, View, WaitSource,
@@ -134,8 +133,8 @@ impl Link {
         // Each side has cores of its own, unless waiting shows otherwise.
         let spin = SpinTime::new(1, 1);
         // Where there is but one core, the peer may need it.
-        let cores = system::read("/sys/devices/system/cpu/online");
-        let is_alone = transport.ports().is_empty() || cores.is_none_or(|list| list == "0");
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let is_alone = transport.ports().is_empty() || cores == 1;
         let spin_least = if is_alone {
             Duration::ZERO
         } else {
