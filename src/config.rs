@@ -49,11 +49,12 @@ pub struct Config {
     /// seconds.
     pub timeout: Duration,
     /// Bytes per chunk (*shared*). Default 256 KiB (over `tcp`, 512 KiB), 4 KiB to 64 MiB, a
-    /// multiple of 64. Larger where a message costs more than its bytes. `LINERATE_CHUNK_BYTES`.
+    /// multiple of 64. Raise it where a message costs more than the copy of its bytes.
+    /// `LINERATE_CHUNK_BYTES`.
     pub chunk_bytes: usize,
     /// Bytes of one window slot (*shared*), the unit in which memory that is not registered is
-    /// staged. Default 256 KiB, which becomes 512 KiB for each thread among which a rank shares its
-    /// work, if there are several; 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
+    /// staged. Default 256 KiB, or 512 KiB for each thread where a rank shares its work among
+    /// several; 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
     pub window_bytes: usize,
     /// Algorithm by name for every operation (*shared*); `None` lets the cost model choose.
     /// `LINERATE_ALGO`.
@@ -69,23 +70,23 @@ pub struct Config {
     /// takes longer than they save. `LINERATE_HUGE_PAGES=auto|off`.
     pub huge_pages: bool,
     /// Threads that share a copy or a reduction of 4 MiB and more, the calling one included.
-    /// Default: the cores that the process may use, divided by the ranks of this host, from 1 to 4;
-    /// else 1 to 64. Set it where ranks are bound to several cores each, which the default cannot
-    /// see. The results are the same bits. `LINERATE_THREADS`.
+    /// Default: the cores that the process may use, divided by the ranks of this host, but at most
+    /// 4. Range 1 to 64. Set it where ranks are bound to several cores each, which the default
+    /// cannot see. The results are the same bits. `LINERATE_THREADS`.
     pub threads: Option<usize>,
     /// Whether ranks of one host read messages of memory that is not registered out of each other's
     /// address spaces (cross-memory attach, `process_vm_readv`) instead of staging them. Default
-    /// `auto`: where the kernel lets each read the other, and it is faster than copying by a
-    /// measurement when the rank joins (a millisecond). `on` wherever the kernel lets them; `off`
-    /// where a debugger or another tool must not see such reads. It concerns messages of 32 KiB and
-    /// more; collectives through windows stage all the same. `LINERATE_CMA=auto|on|off`.
+    /// `auto`: where the kernel lets each read the other, and a measurement of a millisecond when
+    /// the rank joins finds it faster than copying. `on`: wherever the kernel lets them. `off`:
+    /// never, where a debugger or another tool must not see such reads. It concerns messages of 32
+    /// KiB and more; collectives through windows stage all the same. `LINERATE_CMA=auto|on|off`.
     pub cma: CrossMemory,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
-    /// Where the findings are that correct the choice of algorithms. Default the built-in ones;
-    /// rank 0's are everyone's. `LINERATE_MODEL`: a file, or `off` for the built-in ones; not set,
-    /// `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. `linerate explain --calibrate`
-    /// writes it.
+    /// Where the findings that correct the choice of algorithms come from; all ranks use rank 0's.
+    /// Default the built-in ones. `LINERATE_MODEL` names a file, or is `off` for the built-in ones.
+    /// If it is not set, the file is `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`.
+    /// `linerate explain --calibrate` writes it.
     pub findings: FindingsFrom,
     /// Overrides the identity of the host; ranks with equal ones use shared memory.
     /// `LINERATE_HOSTID`.
@@ -101,14 +102,14 @@ pub struct Config {
 /// What moves operations that have been started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// A thread from the first operation that is started on, if this host has more cores than ranks
+    /// A thread, made when the first operation is started, if this host has more cores than ranks
     /// of the job; else the calls of the application.
     Auto,
     /// A thread, so that operations advance while the application computes: one for all
     /// communicators that were made from one another. It sleeps while nothing is under way, and
-    /// overlaps well even where every core has a rank, if computing is long beside an operation. It
-    /// costs a hand-over for each operation: two ranks on two cores of an AMD EPYC (Zen 5) took 1.6
-    /// us for starting an allreduce of 8 bytes and waiting at once, 0.9 us with
+    /// overlaps well even where every core has a rank, if computing takes long compared with an
+    /// operation. It costs a hand-over for each operation: two ranks on two cores of an AMD EPYC
+    /// (Zen 5) took 1.6 us for starting an allreduce of 8 bytes and waiting at once, 0.9 us with
     /// [`Progress::Inline`]; from 64 KiB on both took equally long.
     Thread,
     /// The calls of the application alone: operations advance inside `wait`, `test` and other calls
@@ -134,7 +135,7 @@ pub enum FindingsFrom {
     BuiltIn,
     /// A file that need not be there.
     Cached(PathBuf),
-    /// A file that somebody has named.
+    /// A file that the user has named.
     Named(PathBuf),
 }
 
@@ -161,7 +162,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The settings of the environment (`LINERATE_...`); what it does not set is the default.
+    /// The settings of the environment (`LINERATE_...`), with the default for each that it does not
+    /// set.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: a value out of its range, with the range.
@@ -195,7 +197,7 @@ impl Config {
                 None => std::env::var(name).ok(),
             }
         });
-        // A value that is out of its range ends the look-ups, but then its name is known.
+        // A bad value ends the look-ups, so its error comes first: `asked` does not have all names.
         let config = config?;
         let mut known = asked.into_inner();
         known.retain(|name| name.starts_with("LINERATE_"));
@@ -262,7 +264,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks every field, wherever it was set. Whatever makes a communicator begins with this.
+    /// Checks every field, wherever it was set. Every way to make a communicator begins with this.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] with the field, its value and what is allowed.
@@ -325,13 +327,13 @@ fn findings_from(lookup: &impl Fn(&str) -> Option<String>) -> FindingsFrom {
     }
 }
 
-/// The time, if an operation may wait so long.
+/// The timeout, if an operation may wait that long.
 pub(crate) fn checked_timeout(timeout: Duration) -> Result<Duration> {
     field::check_timeout("the timeout of an operation", timeout)?;
     Ok(timeout)
 }
 
-/// Seconds as a decimal number above zero.
+/// Parses seconds: a decimal number above zero.
 pub fn parse_timeout(name: &str, text: &str) -> Result<Duration> {
     let seconds = text.parse().ok();
     let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

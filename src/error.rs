@@ -29,7 +29,7 @@ pub enum Error {
         waited: Duration,
         /// The ranks it was waiting for.
         missing: Vec<Rank>,
-        /// Who is missing and what is known of each.
+        /// Which ranks are missing, and what is known of each.
         detail: String,
     },
 
@@ -47,9 +47,9 @@ pub enum Error {
         "rank {rank} failed: {cause}{during}; the ranks that live may go on together by Communicator::rebuild; a process that is started again cannot join them: to have all ranks, start the job again"
     )]
     PeerFailed {
-        /// Who.
+        /// The peer.
         rank: Rank,
-        /// How that was noticed.
+        /// How its failure was noticed.
         cause: String,
         /// What this rank was doing, after a comma; empty if nothing.
         during: String,
@@ -62,7 +62,7 @@ pub enum Error {
          (Communicator::finalize is an end that each waits for); the others go on by Communicator::rebuild"
     )]
     Left {
-        /// Who.
+        /// The peer.
         rank: Rank,
         /// What needs it.
         operation: String,
@@ -71,7 +71,7 @@ pub enum Error {
     /// The operation was cancelled, here or by a peer.
     #[error("rank {by} cancelled {operation}; the communicator must be rebuilt")]
     Cancelled {
-        /// Who cancelled.
+        /// The rank that cancelled.
         by: Rank,
         /// What was cancelled.
         operation: String,
@@ -90,7 +90,7 @@ pub enum Error {
     /// A rank gave the communicator up ([`crate::Communicator::abort`]).
     #[error("rank {by} aborted the communicator: {reason}; it must be rebuilt")]
     Aborted {
-        /// Who aborted.
+        /// The rank that aborted.
         by: Rank,
         /// Why, as that rank said it; peers get the first 228 bytes.
         reason: String,
@@ -106,7 +106,7 @@ pub enum Error {
     )]
     Forked,
 
-    /// A slice, a copy or an operation was wanted of memory that another one uses.
+    /// A slice, a copy or an operation was asked for on memory that another one uses.
     #[error("bytes {} to {} of a buffer are in use by {by}: {remedy}", bytes.start, bytes.end)]
     InUse {
         /// What was wanted, in bytes of the whole allocation.
@@ -159,7 +159,7 @@ pub enum Error {
          NonFinite::Count"
     )]
     NotFinite {
-        /// Values, on all ranks and in sums.
+        /// How many values, in the gradients of all ranks and in sums.
         count: u64,
         /// Which step.
         step: u64,
@@ -169,7 +169,7 @@ pub enum Error {
     #[error("{0}")]
     Malformed(String),
 
-    /// A defect of this library; no argument of the caller brings it about.
+    /// A defect of this library, which no argument of the caller brings about.
     #[error(
         "internal fault of linerate: {0}; please report it with what all ranks printed; the communicator must be rebuilt"
     )]

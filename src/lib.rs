@@ -24,9 +24,9 @@
 //!
 //! Read first: [`Communicator`] with its collectives, [`Buffer`], [`Operation`], [`Config`]; then
 //! [`Fusion`], [`SparseAllreduce`] and [`PartialAllreduce`]. `examples/` has a program for each.
-//! What most programs never name lies in modules: [`elements`] has element types beyond Rust's,
-//! [`options`] and [`reports`] have the types of fields, [`sim`] what a [`Simulation`] is told. Who
-//! writes a provider reads [`transport`], and who writes an algorithm [`schedule`] and
+//! Names that most programs never need lie in modules: [`elements`] has element types beyond
+//! Rust's, [`options`] and [`reports`] have the types of fields, [`sim`] the settings of a
+//! [`Simulation`]. To write a provider, read [`transport`]; to write an algorithm, [`schedule`] and
 //! [`collective`].
 //!
 //! The rest of this text is the architecture, for readers of the source: modules without a link are
@@ -75,13 +75,13 @@
 //!
 //! # Invariants
 //!
-//! Ten that hold everywhere; each module states its own in its first lines.
+//! These ten hold everywhere. Each module states its own in its first lines.
 //!
-//! 1. A schedule is right by check. [`schedule::check`] runs every builder for every rank count on
-//!    contributor sets, and the same schedules run with real numbers in virtual time under any
+//! 1. Schedules are checked. [`schedule::check`] runs every builder for many numbers of ranks on
+//!    sets of contributors, and the same schedules run with real numbers in virtual time under any
 //!    order of delivery.
-//! 2. Ranks fix the order of a reduction, arrival never does: the same inputs, ranks and algorithm
-//!    give the same bits on every rank and in every run.
+//! 2. The order of a reduction depends on the ranks and never on what arrives first: the same
+//!    inputs, ranks and algorithm give the same bits on every rank and in every run.
 //! 3. Memory that peers may write is a [`transport::View`], never a slice, and its accesses are
 //!    `unsafe` (`kernel/access.rs` says why they are safe in this crate). Signals order them: the
 //!    stamp of a flag line is stored last, and a rank that sees it sees everything before it.
@@ -103,12 +103,14 @@
 //!
 //! # Deliberately absent
 //!
-//! Files in /dev/shm, global state (but for a page that tells a forked child from its parent, and a
-//! count of the bytes of regions), background threads that nobody asked for (a [`Fusion`] has one,
-//! a [`PartialAllreduce`] too, [`Config::progress`] may make one, and a rank with several cores
-//! shares large copies and reductions among [`Config::threads`], which sleep in between), a central
-//! daemon, asynchronous runtimes, unregistered memory on the wire (but for messages inside a host,
-//! see [`Config::cma`]). Not yet there: device memory, ranks that join later.
+//! * Files in /dev/shm, a central daemon, asynchronous runtimes.
+//! * Global state, but for a page that tells a forked child from its parent, and a count of the
+//!   bytes of regions.
+//! * Background threads that nobody asked for. A [`Fusion`] and a [`PartialAllreduce`] have one
+//!   each, [`Config::progress`] may make one, and a rank with several cores shares large copies and
+//!   reductions among [`Config::threads`], which sleep in between.
+//! * Unregistered memory on the wire, but for messages inside a host (see [`Config::cma`]).
+//! * Not supported yet: device memory, ranks that join later.
 
 /// The program of the README compiles.
 #[cfg(doctest)]

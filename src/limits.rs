@@ -1,7 +1,7 @@
 //! Every bound of the library, with the reason for its value. Sizes that depend on each other say
 //! so in a `const` assertion.
 
-/// Ranks in one communicator: 16,384. Nothing grows with it but with the ranks of a job.
+/// Ranks in one communicator: 16,384. Memory grows with the ranks of a job and not with this bound.
 pub const RANKS_MAX: u32 = 1 << 14;
 
 /// Connections that wait to be accepted: all ranks may come at once. The kernel takes at most
@@ -26,10 +26,10 @@ pub const LANES: usize = 4;
 /// Default bytes of a window slot: with two in flight it stays inside a 1 MiB second-level cache.
 pub const WINDOW_BYTES_DEFAULT: usize = 256 * 1024;
 
-/// Default bytes of a window slot for each thread among which a rank shares its work, if there are
-/// several: what they share has to be long. An allreduce of 64 MiB in memory that is not
-/// registered, 2 ranks with 4 threads each, takes 4.9 GB/s by slots of 256 KiB, 8.8 by 1 MiB, 12.4
-/// by 2 MiB and 10.9 by 4 MiB (16 cores of a Xeon).
+/// Default bytes of a window slot for each thread, where a rank shares its work among several: only
+/// long pieces are worth sharing. An allreduce of 64 MiB in memory that is not registered, 2 ranks
+/// with 4 threads each, reaches 4.9 GB/s with slots of 256 KiB, 8.8 with 1 MiB, 12.4 with 2 MiB and
+/// 10.9 with 4 MiB (16 cores of a Xeon).
 pub const WINDOW_BYTES_PER_THREAD: usize = 512 * 1024;
 
 /// The shortest and the longest window slot.
@@ -40,40 +40,40 @@ pub const WINDOW_BYTES_MAX: usize = 16 << 20;
 /// 10 GB/s, small enough that four in flight stay inside a second-level cache.
 pub const CHUNK_BYTES_DEFAULT: usize = 256 * 1024;
 
-/// Default bytes of a chunk over connections, where a chunk is under way until its acknowledgement
-/// has come, so that the chunks in flight are what a fast network holds: 2 MiB. An allreduce of 16
-/// MiB, 2 ranks over loopback, takes 4.8 ms with 128 KiB, 4.2 with 256, 4.1 with 512 and 5.2 with 1
-/// MiB, of which too little stays in the second-level cache.
+/// Default bytes of a chunk over connections. A chunk is under way until its acknowledgement has
+/// come, so the chunks in flight (2 MiB) have to fill a fast network. An allreduce of 16 MiB, 2
+/// ranks over loopback, takes 4.8 ms with 128 KiB, 4.2 with 256, 4.1 with 512 and 5.2 with 1 MiB,
+/// which does not stay in the second-level cache.
 pub const CHUNK_BYTES_TCP: usize = 512 * 1024;
 
 /// Chunks of one send step that may be under way at once: one on the wire, one posted, two for
 /// jitter. An allreduce of 128 MiB, 2 ranks over loopback, takes 1.18 times as long with 8.
 pub const CHUNKS_IN_FLIGHT: u32 = 4;
 
-/// As many where a chunk is offered, granted and moved, and each of the three may wait behind a
-/// chunk that goes the same way: two each, and two for jitter. An all-gather of 64 MiB by 2 ranks
-/// at 100 Gbit/s uses 0.98 of the wire with 8, and half of it with 4 (`tools/speed --wire`).
+/// [`CHUNKS_IN_FLIGHT`] where a chunk is offered, granted and moved. Each of the three may wait
+/// behind another chunk: two for each, and two for jitter. An all-gather of 64 MiB by 2 ranks at
+/// 100 Gbit/s uses 0.98 of the wire with 8, and half of it with 4 (`tools/speed --wire`).
 pub const CHUNKS_IN_FLIGHT_GRANTED: u32 = 8;
 
 /// Messages to one peer that may be unconsumed at once. The older half is kept for the oldest
-/// operation, so that a later one can never take the place that it needs (see `engine`).
+/// operation, so that later ones can never take the places that it needs (see `engine`).
 pub const MESSAGES_PER_PEER: u32 = 64;
 
 /// Messages with tags from one rank to another that may wait for their receives. The other places
-/// are kept for the later chunks of those that have met one.
+/// are kept for later chunks of messages that have met a receive.
 pub const TAGGED_UNMATCHED: u32 = 48;
 
 /// Largest message that is copied through a ring instead of being read where it lies.
 pub const INLINE_BYTES_MAX: usize = 4096;
 
 /// Messages of at most [`CONTROL_BYTES`] to one peer for which there is room whatever else has been
-/// sent: news of a failure must reach a rank that takes nothing. A question, its answer and the
-/// news, of a communicator and of the one that replaces it, are six; half of them are kept from
-/// questions and answers, which may repeat.
+/// sent: news of a failure must reach a rank that takes nothing. A communicator and the one that
+/// replaces it send a question, its answer and the news each: six messages. Questions and answers
+/// may repeat, so they get at most half of the places.
 pub const URGENT_MESSAGES: u32 = 8;
 
-/// Bytes of one shared-memory ring: a dozen of the largest records beside what is kept free, a
-/// power of two.
+/// Bytes of one shared-memory ring, a power of two: it holds a dozen of the largest records,
+/// besides what is kept free.
 pub const RING_BYTES: usize = 64 * 1024;
 
 /// Bytes of a control message, including its header: room for what a handful of ranks did last.

@@ -1,6 +1,6 @@
-//! What the fields of options are of: of [`Config`](crate::Config),
-//! [`SparseOptions`](crate::SparseOptions), [`PartialOptions`](crate::PartialOptions) and of where
-//! a rank is to join. An [`Exchange`] is a way between processes that a program already has.
+//! Types of the fields of [`Config`](crate::Config), [`SparseOptions`](crate::SparseOptions),
+//! [`PartialOptions`](crate::PartialOptions) and of a rank's place in its job. An [`Exchange`]
+//! passes texts between processes by a way that the program already has.
 //!
 //! A program that keeps the defaults names none of these.
 

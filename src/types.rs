@@ -226,20 +226,20 @@ impl FromStr for DataType {
 /// | `BitXor` | - | bitwise exclusive or | exclusive or | - |
 ///
 /// A collective with an operator that its type does not have is an error that names those that it
-/// has. With one rank nothing is combined: the result is the input, bit by bit (of `PremulSum`,
-/// times the factor).
+/// has. With one rank nothing is combined: the result is the input, bit by bit (times the factor
+/// with `PremulSum`).
 ///
 /// Integers wrap. `Min` and `Max` on floats: NaN wins, and -0 is less than +0. `Avg` is a sum that
 /// is divided once, at the end, by the number of ranks (integers truncate toward zero).
 ///
-/// Sums of floats may overflow to infinity (of [`F8E4M3`], which has none, to NaN), also those of
-/// `Avg`, and the algorithm decides where: f16, bf16 and 8-bit floats are added in f32 and rounded
-/// to the type whenever a partial sum is stored or sent.
-/// So the average of three 60000 in f16 is 60000 where one rank adds all three, and infinite where
-/// partial sums travel. With every algorithm and over every transport f16 is safe where ranks * the
-/// largest magnitude is at most 32752, half of what the type holds (up to 1000 ranks: rounding may
-/// enlarge a sum). Beyond that, scale first: `PremulSum(0.25)` of three ranks gives three quarters
-/// of their average, and a factor that is a power of two rounds nothing but subnormal values.
+/// Sums of floats, also those of `Avg`, may overflow to infinity ([`F8E4M3`] has none and gives
+/// NaN). The algorithm decides where: f16, bf16 and 8-bit floats are added in f32 and rounded to
+/// the type whenever a partial sum is stored or sent. So the average of three 60000 in f16 is 60000
+/// where one rank adds all three, and infinite where partial sums travel. With every algorithm and
+/// over every transport f16 is safe where ranks * the largest magnitude is at most 32752, half of
+/// what the type holds (up to 1000 ranks: rounding may enlarge a sum). Beyond that, scale first:
+/// `PremulSum(0.25)` of three ranks gives three quarters of their average, and a factor that is a
+/// power of two rounds nothing but subnormal values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceOp {
     /// Sum.

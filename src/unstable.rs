@@ -1,5 +1,5 @@
-//! What the tools, the benches, the fuzz targets and the tests of internals of this repository
-//! reach of the private modules.
+//! The part of the private modules that this repository's tools, benches, fuzz targets and tests of
+//! internals reach.
 //!
 //! It is no part of the interface: any name here may change or go with any version. Every item is
 //! listed by itself, and `tests/tidy.rs` checks that something outside `src` uses it and that

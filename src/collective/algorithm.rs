@@ -16,7 +16,7 @@ pub struct Needs {
     pub payload_max: bool,
     /// No premultiplied sums: it reads peers' inputs where they lie.
     pub plain: bool,
-    /// How many times `count` elements its windows hold.
+    /// What its windows hold.
     pub window: Window,
 }
 

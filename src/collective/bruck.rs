@@ -45,7 +45,8 @@ pub(super) fn barrier(request: &Request) -> Schedule {
     };
     let [sent, arrived] = double_buffer(&mut b, extent).map(|buffer| Range::new(buffer, extent));
     for distance in distances(request.ranks) {
-        // Through a copy, so that each round's message waits for all earlier rounds.
+        // The element goes through a copy, so that each round's message waits for all earlier
+        // rounds.
         if distance > 1 {
             b.copy(arrived, sent);
         }

@@ -1,5 +1,5 @@
-//! The choice of a dense collective's algorithm, [`choose`]: the one that loses least, by the cost
-//! model.
+//! [`choose`]: which algorithm a dense collective uses. It is the one that was measured to be the
+//! fastest, or else the cheapest by the cost model.
 
 use super::table::algorithms;
 use super::{Algorithm, Request, Window};
@@ -45,18 +45,19 @@ pub struct Candidate {
 pub struct Choice {
     /// Which.
     pub algorithm: &'static Algorithm,
-    /// Times that were measured on the host decided, not prices.
+    /// Whether measured times decided, and not prices.
     pub is_found: bool,
 }
 
-/// The algorithm to plan `bytes` bytes of `count` elements with: the one that was found to be the
-/// fastest nearest to this size, or else the cheapest. `findings` are those of the number of ranks.
-/// Never looks at `in_place`, in which ranks may differ. [`crate::types::Collective::SendRecv`] has
-/// no algorithms and no choice: it panics.
+/// The algorithm for a call whose `count` elements are `bytes` bytes: the one that was found to be
+/// the fastest at the size nearest to this, or else the cheapest. `findings` are those for this
+/// number of ranks. It never looks at `in_place`, in which ranks may differ. It panics for
+/// [`crate::types::Collective::SendRecv`], which has no algorithms.
 ///
-/// Where `available.registered`, a call may turn out to be on memory that is not registered on some
-/// rank; an algorithm that needs it is then redirected to what is chosen for such memory, and the
-/// next calls like it go there at once (`engine/staged.rs`), so that this risk has no price here.
+/// Where `available.registered`, the memory of a call may turn out not to be registered on some
+/// rank. A call by an algorithm that needs it is then redirected to what is chosen for such memory,
+/// and the next calls like it go there at once (`engine/staged.rs`). So this risk has no price
+/// here.
 pub fn choose(
     request: &Request,
     bytes: u64,
@@ -91,7 +92,7 @@ fn found<'a>(
 
 /// Every algorithm that can run, in the order of the table, if the callers' buffers are
 /// `registered` on all ranks or on none. Where a window slot is too small the engine cuts the call,
-/// which is not worth it where registered buffers hold a part per rank.
+/// which is not worth it where registered buffers hold a part per rank (except in an all-to-all).
 pub fn candidates(
     request: &Request,
     bytes: u64,
@@ -110,7 +111,8 @@ pub fn candidates(
         };
         let mut work = (algorithm.work)(&shape);
         if !algorithm.needs.mapped && available.mapped && request.collective.is_rooted() {
-            // Every rank waits until all have called, also where messages do not make it.
+            // The roll call makes every rank wait until all have called, also where no message
+            // does.
             work = work.meet(&shape, 1.0);
         }
         Some(Candidate {
@@ -212,10 +214,10 @@ fn segments(
     }
     let window_bytes = algorithm.window_elements(request.ranks, bytes);
     let segments = window_bytes.div_ceil(available.window_bytes.max(1)).max(1);
-    // Registered parts are read where they lie: cut through windows, an all-gather of 16 MiB on 8
-    // ranks took 5.9 ms instead of 1.5, which no price of both says. An all-to-all in place has to
-    // keep what it sends anyway: cut, it keeps it in the cache (16 MiB on 2 ranks: 2.1 ms beside
-    // 3.6 for `direct`, 7.1 beside 8.3 on 3).
+    // Registered parts are best read where they lie: an all-gather of 16 MiB on 8 ranks takes 1.5
+    // ms so, and 5.9 ms when it is cut, which the prices do not show. An all-to-all in place has to
+    // keep a copy of what it sends anyway. When it is cut the copy stays in the cache (16 MiB on 2
+    // ranks: 2.1 ms, `direct` 3.6; on 3 ranks: 7.1 and 8.3).
     let is_exchange = request.collective == Collective::AllToAll;
     let is_worth_cutting = !registered || is_exchange || !request.collective.has_parts();
     (available.window_bytes > 0 && (segments == 1 || is_worth_cutting)).then_some(segments)

@@ -196,7 +196,7 @@ fn to_root(b: &mut Builder, request: &Request, own: Range, (here, there): (Range
 }
 
 /// All-to-all: every rank fetches its parts. In place, they wait in scratch until all ranks have
-/// fetched. The signals do not depend on it, so that ranks in place and others meet.
+/// fetched. The signals are the same in both cases, so that ranks in place and others meet.
 pub(super) fn all_to_all(request: &Request) -> Schedule {
     let mut b = begin(request, "direct");
     let (rank, ranks) = (request.rank, request.ranks);

@@ -1,8 +1,8 @@
 //! Recursive doubling and halving: a logarithmic number of rounds.
 //!
 //! Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-//! MPICH" (IJHPCA 2005). Ranks beyond a power of two are represented by their
-//! neighbours (see [`crate::pattern::power_of_two`]).
+//! MPICH" (IJHPCA 2005). Ranks beyond a power of two are represented by their neighbours (see
+//! [`crate::pattern::power_of_two`]).
 
 use super::Request;
 use super::stage::{Part, Vector, begin};
@@ -59,8 +59,8 @@ pub(super) fn all_reduce_rabenseifner(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Leaves the reduction of block i, one block for each active rank, on the active rank with number
-/// i.
+/// Leaves the reduction of block i on the active rank with number i. There is one block for each
+/// active rank.
 fn halve(b: &mut Builder, mut vector: Vector, power: &PowerOfTwo, number: u32) {
     for round in (0..power.rounds()).rev() {
         let distance = 1 << round;

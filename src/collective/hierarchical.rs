@@ -1,4 +1,4 @@
-//! Allreduce in two levels: few bytes cross between hosts, as many ranks as possible send them.
+//! Allreduce in two levels: few bytes cross between hosts, and as many ranks as possible send them.
 
 use super::Request;
 use super::ring::{all_gather_part, reduce_scatter_part};

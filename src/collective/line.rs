@@ -39,7 +39,7 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
     b.build()
 }
 
-/// Reduce-scatter: to every peer its own part.
+/// Reduce-scatter: the signal to each peer carries that peer's part.
 pub(super) fn reduce_scatter(request: &Request) -> Schedule {
     let mut b = begin(request, "line");
     let own = contributions(&mut b, request);

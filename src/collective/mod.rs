@@ -12,8 +12,8 @@
 //! | `direct.rs` | the callers' mapped memory | everything else on one host |
 //! | `ring.rs`, `doubling.rs`, `tree.rs`, `chain.rs`, `pairwise.rs`, `bruck.rs`, `hierarchical.rs` | messages | any transport |
 //!
-//! Reductions are in the order of the ranks or of a fixed tree, the same on all ranks; `choose`
-//! picks by the cost model. `partial.rs` is only how a partial collective begins. Not here: sparse
+//! Reductions have a fixed order, the same on all ranks. `choose.rs` picks the algorithm by the
+//! cost model. `partial.rs` has only the start of a partial collective. Not here: sparse
 //! collectives.
 //!
 //! Read first: `request.rs`, `stage.rs`, then `chain.rs` and `ring.rs`.

@@ -1,13 +1,13 @@
 //! The activation of a partial collective, as a schedule: the rank that comes first wakes all.
 //!
-//! A rank signals the ranks 1, 2, 4, ... after it (round the circle). The signal to the rank 2^k
-//! after it starts with the *first* of these: the caller's arrival (internal activation), or a
-//! signal from the rank 2^j before it with j < k (external activation). So a rank at distance d
-//! from an initiator is reached over the binary digits of d from the lowest up, for every d and
-//! every number of ranks, and every signal is sent at most once however many ranks initiate: at
-//! most `P * ceil(log2 P)` in all, exactly `P - 1` from one initiator where P is a power of two
-//! (its binomial tree), and fewer than `2^ceil(log2 P)` elsewhere. The round begins (*go*) with the
-//! first of everything.
+//! A rank signals the ranks 1, 2, 4, ... after it, where rank 0 follows the last. The signal to the
+//! rank 2^k after it starts with the *first* of these: the caller's arrival (internal activation),
+//! or a signal from the rank 2^j before it with j < k (external activation). So a rank at distance
+//! d from an initiator is reached by the binary digits of d, the lowest first, for every d and
+//! every number of ranks. Every signal is sent at most once, however many ranks initiate: at most
+//! `P * ceil(log2 P)` in all. One initiator causes exactly `P - 1` where P is a power of two (its
+//! binomial tree), and fewer than `2^ceil(log2 P)` elsewhere. The round begins on a rank (the step
+//! *go*) with its caller's arrival or its first signal.
 //!
 //! The published implementation sends to `rank ^ 2^j`, which wakes all ranks only where P is a
 //! power of two. Source: Li et al., "Taming Unbalanced Training Workloads in Deep Learning with

@@ -1,4 +1,5 @@
-//! [`Request`]: what a schedule is built for; it names no count, so schedules serve all of them.
+//! [`Request`]: what a schedule is built for. It names no count, so one schedule serves every
+//! count.
 
 use crate::error::{Error, Result};
 use crate::limits;
@@ -10,8 +11,8 @@ use crate::types::{Collective, Rank};
 /// Buffer layouts, with `count` as the caller gives it: see [`Collective`]. In place means:
 /// * allreduce, broadcast, reduce, all-to-all: input and output are the same memory;
 /// * all-gather, gather (root), also with lengths: the input is part `rank` of the output;
-/// * reduce-scatter, scatter (root), also with lengths: the output is part `rank` of the input.
-///   Here ranges are expressed in the *input*, and everywhere else in the output, so that the
+/// * reduce-scatter, scatter (root), also with lengths: the output is part `rank` of the input. For
+///   these, ranges are expressed in the *input*, and for all others in the output, so that the
 ///   builder sees what overlaps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
@@ -68,8 +69,8 @@ impl Request {
         self.in_place && (!is_root_only || self.rank == self.root)
     }
 
-    /// Block `first..first+len` of `of` of *one part* (`count` elements) of the input: part `part`
-    /// of an input with a part per rank, or part 0 of an input with one.
+    /// Blocks `first..first+len`, of `of` blocks, of *one part* (`count` elements) of the input. An
+    /// input with a part per rank has part `part`, others have part 0 only.
     pub fn input(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
         match self.collective {
             Collective::AllReduce
@@ -87,7 +88,7 @@ impl Request {
         }
     }
 
-    /// Block `first..first+len` of `of` of one part of the output, as [`Request::input`].
+    /// Blocks of one part of the output, with arguments as in [`Request::input`].
     pub fn output(&self, part: u32, first: u32, len: u32, of: u32) -> Range {
         match self.collective {
             Collective::ReduceScatter | Collective::Scatter if self.is_aliased() => {
@@ -125,8 +126,9 @@ impl Request {
         (0..self.ranks).filter(|&r| r != self.rank).collect()
     }
 
-    /// Says what is wrong with a request that no schedule can be built for: ranks out of range, a
-    /// factor where nothing is reduced, or all-to-allv in place (its parts may overlap in any way).
+    /// Refuses a request that no schedule can be built for, with the reason: ranks out of range,
+    /// not one host for each, a factor where nothing is reduced, or all-to-allv in place (its parts
+    /// may overlap in any way).
     pub fn check(&self) -> Result<()> {
         let ranks = self.ranks;
         if ranks == 0 || self.rank >= ranks || self.root >= ranks || ranks > limits::RANKS_MAX {

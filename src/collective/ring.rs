@@ -1,4 +1,5 @@
-//! Rings: every byte crosses every link about once, in as many rounds as there are ranks.
+//! Rings: a reduce-scatter or an all-gather takes one round less than there are ranks, in which
+//! every byte crosses every link about once.
 //!
 //! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations" (JPDC 2009).

@@ -26,8 +26,8 @@ pub fn all_to_all_v_slots(send_counts: &[u64], receive_counts: &[u64]) -> Vec<u6
     slots
 }
 
-/// Transfers of a group at most: their buffers have numbers of 16 bits, behind the input and the
-/// output.
+/// The most transfers of a group: their buffers have numbers of 16 bits, after those of the input
+/// and the output.
 const TRANSFERS_MAX: usize = u16::MAX as usize - 1;
 
 // Two lists have a buffer for each rank.
@@ -64,12 +64,12 @@ impl Parts {
         Range::new(self.buffers.0, pair(self.first, rank))
     }
 
-    /// A rank's part in the buffer of that rank that has it alone.
+    /// A rank's part in that rank's own buffer, which holds nothing else.
     pub fn alone(&self, rank: Rank) -> Range {
         Range::new(self.buffers.1, self.length(rank))
     }
 
-    /// As long as a rank's part, at the beginning of a buffer.
+    /// The beginning of a buffer, as long as a rank's part.
     pub fn length(&self, rank: Rank) -> Extent {
         Extent::Slots {
             offset: self.origin,
@@ -140,8 +140,8 @@ pub struct Lists {
 }
 
 /// The schedule of a collective with a length per rank or pair, where buffers are lists. The
-/// segments are the caller's buffers: first those of the input, then those of the output. What goes
-/// between ranks stays the same, so that others may have no lists.
+/// segments are the caller's buffers: first those of the input, then those of the output. Messages
+/// stay the same, so other ranks need not have lists.
 pub fn with_lists(mut schedule: Schedule, collective: Collective, lists: Lists) -> Schedule {
     let ranks = schedule.ranks;
     let is_exchange = collective == Collective::AllToAllV;

@@ -10,7 +10,7 @@ pub(super) fn begin(request: &Request, name: &'static str) -> Builder {
     Builder::new(name, request.rank, request.ranks, request.in_place)
 }
 
-/// The ranks of one stage, and which of them this is.
+/// The ranks of one stage, and this rank's position among them.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub ranks: Vec<Rank>,

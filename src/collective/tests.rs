@@ -218,7 +218,7 @@ fn the_hierarchical_allreduce_takes_any_hosts() {
 fn no_step_of_any_algorithm_can_be_left_out() {
     for collective in Collective::ALL {
         for algorithm in algorithms(collective) {
-            // Between other numbers of ranks, some messages of a barrier overlap in what they tell.
+            // Only with a power of two ranks is every message of a barrier needed.
             let is_barrier = collective == Collective::Barrier;
             for ranks in if is_barrier {
                 [2, 4, 8, 16]
@@ -373,8 +373,8 @@ fn steps_and_messages(schedule: &Schedule) -> (usize, u32) {
     (schedule.steps.len(), messages.max().unwrap_or(0))
 }
 
-/// Schedules of the most ranks whose steps grow with the ranks take seconds to build, so theirs are
-/// counted by those of fewer ranks.
+/// Schedules whose steps grow with the ranks take seconds to build for the most ranks, so their
+/// steps are counted with fewer ranks and multiplied.
 #[test]
 fn every_algorithm_has_a_schedule_for_the_most_ranks() {
     const FEWER: u32 = 256;

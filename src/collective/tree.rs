@@ -197,7 +197,7 @@ impl<'a> Parts<'a> {
         ranges
     }
 
-    /// Scratch is by position and begins at this rank's.
+    /// A run of parts in scratch, which has them by position and begins with this rank's.
     fn scratch_run(&self, position: u32, len: u32) -> Range {
         let ranks = self.request.ranks;
         let extent = |first, len| Extent::Blocks {

@@ -17,74 +17,74 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// The element with this index, at any alignment; zero in a size-only view.
 #[inline]
 pub(crate) fn load<T: Pod>(view: View, index: usize) -> T {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.load(index) }
 }
 
 /// Stores the element with this index, at any alignment.
 #[inline]
 pub(crate) fn store<T: Pod>(view: View, index: usize, value: T) {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.store(index, value) }
 }
 
 /// Reads into `target` from byte `start` on; a size-only view reads as zeros.
 #[inline]
 pub(crate) fn read(view: View, start: usize, target: &mut [u8]) {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.read(start, target) }
 }
 
 /// Writes `source` from byte `start` on.
 #[inline]
 pub(crate) fn write(view: View, start: usize, source: &[u8]) {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.write(start, source) }
 }
 
 /// As [`read`], where a peer may write the same bytes meanwhile.
 pub(crate) fn read_contended(view: View, start: usize, target: &mut [u8]) {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.read_contended(start, target) }
 }
 
 /// As [`write`], where a peer may write the same bytes meanwhile.
 pub(crate) fn write_contended(view: View, start: usize, source: &[u8]) {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.write_contended(start, source) }
 }
 
 /// Sets every byte.
 #[inline]
 pub(crate) fn fill(view: View, byte: u8) {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.fill(byte) }
 }
 
 /// Copies by the C library, whatever the length. The views are as for [`super::copy`].
 #[inline]
 pub(super) fn copy_bytes(source: View, destination: View) {
-    // SAFETY: who made the views keeps them mapped (see above).
+    // SAFETY: the makers of the views keep them mapped (see above).
     unsafe { destination.copy_from(source) }
 }
 
 /// The aligned 64-bit word at byte `start`, as an atomic. Panics on a size-only view.
 #[inline]
 pub(crate) fn word(view: &View, start: usize) -> &AtomicU64 {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.word(start) }
 }
 
 /// The aligned cache line at byte `start`, as atomics. Panics on a size-only view.
 #[inline]
 pub(crate) fn line(view: &View, start: usize) -> &[AtomicU64; CACHE_LINE_BYTES / 8] {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.line(start) }
 }
 
 /// The aligned 32-bit word at byte `start`, as an atomic. Panics on a size-only view.
 #[inline]
 pub(crate) fn word32(view: &View, start: usize) -> &AtomicU32 {
-    // SAFETY: who made the view keeps it mapped (see above).
+    // SAFETY: the maker of the view keeps it mapped (see above).
     unsafe { view.word32(start) }
 }

@@ -9,13 +9,15 @@ const PART_BYTES: usize = 4096;
 /// Goes on with a CRC32C, as `crc32c::crc32c_append` does with a slice. A size-only view counts as
 /// zeros.
 ///
-/// Where the CPU multiplies vectors without carries (VPCLMULQDQ), straight from the view; elsewhere
-/// copied in parts for the instruction, which takes 8 bytes a cycle. With the latter a sum of every
-/// chunk made puts over loopback 1.33 times as slow; folding takes 13 % of their time.
+/// A CPU that multiplies vectors without carries (VPCLMULQDQ) folds straight from the view. On
+/// others the bytes are copied in parts, for the CRC32C instruction. With that instruction a
+/// checksum of every chunk made puts over loopback take 1.33 times as long; folding takes 13 % of
+/// their time.
 pub fn crc32c(mut crc: u32, view: View) -> u32 {
     let mut at = 0;
     if let Some((folded, bytes)) = simd::fold_crc(!crc, view) {
-        // What was folded stands behind a state of zero, of which this is the complement.
+        // The folded bytes follow a state of zero, and `crc32c_append` takes the complement of a
+        // state.
         crc = crc32c::crc32c_append(!0, &folded);
         at = bytes;
     }

@@ -30,10 +30,10 @@ impl Isa {
 
     /// The one that is fastest for a type.
     ///
-    /// bf16 are widened and rounded in registers, and 64-byte vectors do that faster. All else
-    /// waits for memory: equal from a cache, and on Zen 4 with 64-byte vectors a tenth slower when
-    /// the destination is in none, so it stays at 32 bytes; so does f16, whose conversions are a
-    /// tenth faster there (26.5 GB/s instead of 20 to 24).
+    /// bf16 are widened and rounded in registers, which 64-byte vectors do faster. All other types
+    /// stay at 32 bytes. They wait for memory: 64-byte vectors are no faster from a cache, and on
+    /// Zen 4 a tenth slower where no cache has the destination. f16 converts a tenth faster with 32
+    /// bytes (26.5 GB/s instead of 20 to 24).
     #[inline]
     pub(super) fn best_for(dtype: DataType) -> Isa {
         match dtype {

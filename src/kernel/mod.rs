@@ -1,8 +1,8 @@
-//! Arithmetic on [`View`]s: reduce, copy, scale, check sums.
+//! Arithmetic on [`View`]s: reduce, copy, scale, checksums.
 //!
 //! Pure functions of bytes: no allocation, no threads, no clock, and no decision about who may
-//! touch which bytes when (the engine's). Views may lie at any address. A size-only view among the
-//! arguments makes the call do nothing, after the lengths are checked.
+//! touch which bytes when (the engine decides that). Views may lie at any address. A size-only view
+//! among the arguments makes the call do nothing, after the lengths are checked.
 //!
 //! What the results are, on every CPU and for every shape of the call:
 //! - the fold runs in the order of the sources, `((s0 op s1) op s2) ...`, without reassociation and
@@ -10,15 +10,15 @@
 //! - integers wrap; an integer average truncates toward zero;
 //! - f16, bf16 and 8-bit floats are folded in f32 over all sources of the call and rounded (to
 //!   nearest even) once;
-//! - a byte of a truth value is true unless it is 0, and what is combined of several is 0 or 1;
+//! - a byte of a truth value is true unless it is 0, and the combination of several is 0 or 1;
 //! - complex numbers are pairs of floats, whose sums are those of their parts;
 //! - min and max: NaN wins and is stored as the canonical quiet NaN; -0 < +0;
 //! - the payload and the sign of a NaN that a sum or a product gives are not specified.
 //!
 //! Read first: `scalar.rs`, which is the definition and the oracle of the tests; then
-//! `simd/lane.rs`. The CPU's own bf16 conversions take subnormals for zero, so vectors with one go
-//! another way (`simd/avx512_bf16.rs`). AVX512-FP16 is not used: it computes in f16, which rounds
-//! at every source of more than two.
+//! `simd/lane.rs`. The CPU's own bf16 conversions treat subnormals as zero, so vectors with one are
+//! rounded by other code (`simd/avx512_bf16.rs`). AVX512-FP16 is not used: it computes in f16,
+//! which would round after every source.
 
 mod access;
 mod crc;
@@ -43,9 +43,9 @@ use std::ops::Range;
 /// Combines the sources elementwise, in order, and stores the result into every destination.
 ///
 /// All views are equally long, a multiple of the size of an element (of a complex one: of its
-/// parts). A source may be exactly the same
-/// range as a destination and must not overlap it otherwise; the same holds among destinations. One
-/// source makes it a copy, to which `finish` is applied. Without destinations nothing happens.
+/// parts). A source may be exactly the same range as a destination and must not overlap it
+/// otherwise; the same holds among destinations. One source makes it a copy, to which `finish` is
+/// applied. Without destinations nothing happens.
 ///
 /// # Panics
 /// If there is no source, the lengths differ or are no multiple of the element size, `combine` or
@@ -66,9 +66,8 @@ pub fn reduce(
 ///
 /// It gives the same bytes, ordered like plain stores when it returns. Destinations are not read
 /// before they are written: that is 1.1 to 1.7 times as fast where they are in no cache and 0.7
-/// times where they are in the second level. Results are in memory afterwards
-/// and in no cache, so the engine uses it for operations whose buffers together exceed the
-/// last-level cache.
+/// times where they are in the second level. Results are in memory afterwards and in no cache, so
+/// the engine uses it for operations whose buffers together exceed the last-level cache.
 pub fn reduce_streaming(
     dtype: DataType,
     combine: Combine,
@@ -79,11 +78,11 @@ pub fn reduce_streaming(
     BoundReduction::streaming(dtype, combine, finish).run(sources, destinations);
 }
 
-/// [`reduce`] or [`reduce_streaming`] with their loops, for calls that come again: to find the
-/// loops takes longer than to reduce 200 bytes.
+/// [`reduce`] or [`reduce_streaming`] with their loops already found, for calls that repeat:
+/// finding them takes longer than reducing 200 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundReduction {
-    /// For elements that are no whole vectors.
+    /// For elements that do not fill a vector.
     scalar: scalar::Fold,
     vectors: Option<simd::Fold>,
     reduction: Reduction,
@@ -172,8 +171,8 @@ impl BoundReduction {
         }
     }
 
-    /// Reduces bytes that are no whole vectors. It is not inlined, so that calls without such bytes
-    /// do not pay for it.
+    /// Reduces bytes that do not fill whole vectors. It is not inlined, so that calls without such
+    /// bytes do not pay for it.
     #[inline(never)]
     fn fold_rest(&self, views: (&[View], &[View]), bytes: Range<usize>) {
         // Sizes are powers of two, and each division costs as much as the sum of a short vector.
@@ -218,7 +217,7 @@ pub fn is_for_streaming(buffers_bytes: usize, cache_bytes: usize) -> bool {
 
 /// Copies `source` into `destination`, which is the same range or does not overlap it. Long copies
 /// are made by the vector code, which prefetches lines for writing: that counts in memory that
-/// another core has read last. Those of an allreduce of 2 MiB took 110 us, and 139 by the `rep
+/// another core has read last. Those of an allreduce of 2 MiB take 110 us, and 139 by the `rep
 /// movsb` of the C library.
 ///
 /// # Panics
@@ -239,14 +238,14 @@ pub fn copy_streaming(source: View, destination: View) {
     copy_to(Stores::Streamed, source, &[destination]);
 }
 
-/// It is not inlined, so that short copies do not pay for it.
+/// Copies by the vector code. It is not inlined, so that short copies do not pay for it.
 #[inline(never)]
 fn copy_to(stores: Stores, source: View, destinations: &[View]) {
     let reduction = Reduction::best(stores, DataType::U8, Combine::Sum, Finish::None);
     BoundReduction::of(reduction).run(&[source], destinations);
 }
 
-/// Shorter copies are the C library's, which are faster in the first-level cache.
+/// Shorter copies are left to the C library, which is faster in the first-level cache.
 const VECTORS_BYTES_MIN: usize = 16 << 10;
 
 /// Multiplies `source` by `factor` into `destination`.

@@ -1,6 +1,6 @@
 //! What the element types do, one value at a time: the definition of every operator.
 //!
-//! A [`Number`] is what lies in memory, its [`Number::Wide`] what is computed with.
+//! A [`Number`] is what lies in memory; its [`Number::Wide`] is what is computed with.
 
 use crate::types::{Bool, F8E4M3, F8E5M2};
 use bytemuck::Pod;

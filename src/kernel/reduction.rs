@@ -3,7 +3,7 @@
 use super::isa::Isa;
 use crate::types::{Combine, DataType, Finish};
 
-/// What a reduction does, and with what, apart from where.
+/// What a reduction does and by which code, but not on which memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reduction {
     pub isa: Isa,

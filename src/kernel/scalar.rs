@@ -1,5 +1,5 @@
-//! The kernels one element at a time: definition, test oracle, tail of the vector code, and what
-//! CPUs without vector code of ours run.
+//! The kernels one element at a time. They are the definition and the test oracle, do the tail of
+//! the vector code, and do all on CPUs for which there is no vector code.
 
 use super::access;
 use super::number::{Number, Wide, with_number};

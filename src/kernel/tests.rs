@@ -74,7 +74,7 @@ fn scaled<T: Element>(isa: Isa, factor: f64, from: &[T]) -> Vec<T> {
     values(view)
 }
 
-/// Of a type that is not complex.
+/// Whether an element is NaN, of a type that is not complex.
 fn is_nan(dtype: DataType, view: View, index: usize) -> bool {
     match dtype {
         DataType::F64 => access::load::<f64>(view, index).is_nan(),
@@ -209,7 +209,7 @@ fn shape() -> impl Strategy<Value = Shape> {
         )
 }
 
-/// Runs one reduction; the destinations afterwards, the first `in_place` of which are the last
+/// Runs one reduction and gives its destinations, of which the first `in_place` are the last
 /// sources.
 fn run(reduction: Reduction, shape: Shape) -> (Region, Vec<View>) {
     let dtype = reduction.dtype;

@@ -26,8 +26,8 @@ pub struct Builder {
     has_dependents: Vec<bool>,
     last_fence: Option<StepId>,
     last_wait: Option<StepId>,
-    /// Steps before this one have completed when the last fence has. Stays 0 where a step starts by
-    /// the first of several: its completion says nothing of the others.
+    /// The last signal: the steps before it have completed when a later wait has. Stays as it is
+    /// once a step has [`Join::Any`], whose completion says nothing of its other dependencies.
     fenced: StepId,
     has_alternatives: bool,
     sends: Vec<u32>,
@@ -273,8 +273,8 @@ impl Builder {
         let is_signal = matches!(action, Action::Signal { .. });
         let is_wait = matches!(action, Action::WaitCount { .. });
         if is_signal {
-            // Everything before it that nothing else waits for yet; the rest follows by rule 2 of
-            // the module.
+            // A signal waits for every earlier step that nothing else waits for; the rest follows
+            // by rule 2 of the module.
             dependencies = (0..step)
                 .filter(|&s| !self.has_dependents[s as usize])
                 .map(full)
@@ -334,7 +334,7 @@ impl Builder {
     }
 }
 
-/// Drops edges that repeat others, because a step reads and writes one range, and sorts them.
+/// Sorts edges and drops those that repeat others. A step that reads and writes one range has some.
 fn drop_equals(dependencies: &mut Vec<Dependency>, touched: &[Access], steps: &[Step]) {
     dependencies.sort_unstable_by_key(|d| (d.step, d.overlap));
     if dependencies
@@ -357,7 +357,7 @@ fn drop_equals(dependencies: &mut Vec<Dependency>, touched: &[Access], steps: &[
         Some((their_range, touched[ours as usize].range))
     };
     let is_same = |a: &mut Dependency, b: &mut Dependency| {
-        // A full edge comes first, and says all.
+        // A full edge is sorted first, and implies the others.
         a.step == b.step && (b.overlap.is_none() || ranges_of(a) == ranges_of(b))
     };
     dependencies.dedup_by(is_same);

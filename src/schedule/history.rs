@@ -1,13 +1,14 @@
 //! [`History`]: what the steps so far have read and written in one buffer, and which of them a
 //! further access waits for.
 //!
-//! An edge that others imply is left out, since every edge costs at each run. Three things imply
-//! one:
-//! * The access follows a later one on the same elements, which follows the earlier one.
+//! An edge that others imply is left out, since every edge costs time in each run. Three things
+//! imply an edge from an earlier access to the new one:
+//! * Between them lies a third access to the same elements, which follows the earlier one and which
+//!   the new one follows.
 //! * Scratch memory is used again and again for blocks whose lengths differ by at most one element
-//!   ([`Range::is_like`]). None of them covers another, so that no access would ever be forgotten.
-//!   But a step that writes such memory for the third time may wait until the first use has
-//!   completed, because the two touch nearly all of the same elements.
+//!   ([`Range::is_like`]). None of these blocks covers another, so no access would ever be
+//!   forgotten. A step that writes such memory for the third time therefore waits for the whole
+//!   first use. That costs little, because the two touch nearly the same elements.
 //! * A wait's completion implies everything before the signals in front of it (see
 //!   [`super::Builder`]).
 
@@ -26,7 +27,7 @@ pub(super) struct Access {
 #[derive(Clone, Copy, Debug)]
 struct Known {
     access: Access,
-    /// The memory has been written again since, for a block of another length.
+    /// The memory has been written again since, through a range like this one ([`Range::is_like`]).
     is_past: bool,
 }
 
@@ -35,8 +36,7 @@ struct Known {
 pub(super) struct History {
     /// In the order of their steps.
     known: Vec<Known>,
-    /// Steps whose completion implies that of all accesses like the range that are not known any
-    /// more.
+    /// Steps whose completion implies that of all forgotten accesses that are like the range.
     forgotten: Vec<(StepId, Range)>,
 }
 
@@ -122,8 +122,8 @@ impl History {
             let step = k.access.step;
             !is_like(k) || !(awaited.contains(&step) || depends(steps, &awaited, step))
         });
-        // What was forgotten before has completed when these have: the first of them was a write,
-        // which waited for it.
+        // The accesses that were forgotten earlier have completed when these have: the first of
+        // these was a write, which waited for them.
         self.forgotten.retain(|(_, r)| !r.is_like(&new.range));
         let ranges = awaited.into_iter().map(|step| (step, new.range));
         self.forgotten.extend(ranges);

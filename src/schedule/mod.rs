@@ -9,19 +9,19 @@
 //! checked. It contains no chunks and no byte counts: the engine cuts those.
 //!
 //! What order means (the builder, the checker and the engine all use exactly this):
-//! 1. A step may process an element once every step it depends on has processed that element, where
-//!    the two touch it in the same buffer (*overlap* edges), and once the others have completed
-//!    (*full* edges).
+//! 1. A step may process an element once each step that it has an *overlap* edge to has processed
+//!    it, where both touch it in the same buffer, and each step that it has a *full* edge to has
+//!    completed.
 //! 2. A step completes when all its elements are processed and everything it depends on has
 //!    completed.
 //! 3. Steps with [`Join::Any`] start when the first of their dependencies completes. A step runs at
-//!    most once. The engine runs none of these, nor steps with a [`Trigger`]: the partial allreduce
+//!    most once. The engine runs no such steps, nor steps with a [`Trigger`]: the partial allreduce
 //!    follows such schedules by itself, one per round.
 //!
 //! To add an algorithm: write a function in `collective/` that appends steps to a [`Builder`] in
 //! program order (the builder finds the dependencies from the ranges), list it in
-//! `collective/table.rs`, and the checker ([`check`]) runs it against its definition for every rank
-//! count.
+//! `collective/table.rs`, and the tests run it through the checker ([`check`]) against its
+//! definition, for many numbers of ranks.
 //!
 //! Read first: this file, then `collective/ring.rs`.
 
@@ -67,7 +67,7 @@ pub enum Buffer {
     Output,
     /// Another buffer of the caller, for one transfer of a group.
     Caller(u16),
-    /// Private memory of the engine, as long as the longest possible `blocks` of `of` blocks.
+    /// Private memory of the engine, long enough for any run of as many blocks as the extent has.
     Scratch(Extent),
     /// Memory of the engine that every peer on the host maps, at the same place of every rank's
     /// window slot; as long as a [`Buffer::Scratch`] of the same extent.
@@ -98,8 +98,8 @@ pub enum Trigger {
 pub enum Operand {
     /// In one of this rank's buffers.
     Local(Range),
-    /// In the buffer of a peer with this number, whose memory is mapped here: only between that
-    /// peer's signal and the end of its part in the operation.
+    /// In the peer's buffer with the range's number, which is mapped here. It may be used only
+    /// between that peer's signal and the end of its part in the operation.
     Peer(Rank, Range),
     /// The payload of the signal that this peer sent on this lane; all `count` elements of it.
     Mail(Rank, Lane),
@@ -127,27 +127,27 @@ pub enum Action {
         /// Where to.
         destination: Range,
     },
-    /// Writes into a peer's window or, between its arrival and its end, its output.
+    /// Writes into a peer's window, or into its output between its arrival and its end.
     Put {
-        /// Whose.
+        /// The owner of the buffer.
         peer: Rank,
-        /// What.
+        /// The range to move.
         source: Range,
-        /// Where, in the peer's buffers.
+        /// A range of the peer's buffers.
         destination: Range,
     },
     /// Reads from a peer's mapped buffer.
     Get {
-        /// Whose.
+        /// The owner of the buffer.
         peer: Rank,
-        /// What, in the peer's buffers.
+        /// A range of the peer's buffers.
         source: Range,
         /// Where to.
         destination: Range,
     },
     /// Copies between local buffers, multiplied by the caller's factor if `premultiply`.
     Copy {
-        /// What.
+        /// The range to move.
         source: Range,
         /// Where to.
         destination: Range,

@@ -37,7 +37,7 @@ impl Point {
     pub fn position(self, count: u64) -> u64 {
         let total = count * u64::from(self.times);
         let (index, of) = (u64::from(self.index), u64::from(self.of));
-        // Most ranges are whole vectors, and four divisions for each are a tenth of a small
+        // Most ranges are whole vectors, and dividing for them would take a tenth of a small
         // operation.
         if index == 0 {
             return 0;
@@ -208,7 +208,7 @@ impl Range {
         (start - self.origin.position(count.count), len)
     }
 
-    /// Whether its first element is the buffer's, for every count (never wrongly true).
+    /// Whether it begins with the buffer's first element, for every count (never wrongly true).
     fn begins_its_buffer(&self) -> bool {
         match self.extent.bounds() {
             Some((start, _)) => start == self.origin || (start.index, self.origin.index) == (0, 0),
@@ -242,7 +242,8 @@ impl Range {
         }
         match (self.extent, other.extent) {
             (Extent::Slots { offset: a, .. }, Extent::Slots { offset: b, .. }) => a == b,
-            // Blocks of one subdivision, as most are; a long schedule compares many.
+            // A fast path for blocks of one subdivision, as most are: a long schedule compares
+            // many.
             (
                 Extent::Blocks {
                     first: a,

@@ -1,5 +1,5 @@
-//! [`Arena`]: the memory of a process that its peers map: its regions, queue pairs and queues,
-//! where devices of other processes look up keys, take receives and leave completions.
+//! [`Arena`]: the memory of a process that its peers map: its regions, queue pairs and queues.
+//! There devices of other processes look up keys, take receives and leave completions.
 //!
 //! Everything in it is a number, an atomic or a [`Lock`], and every bit pattern is a value, so that
 //! a peer that was killed at any instruction leaves nothing that cannot be read.
@@ -20,7 +20,7 @@ pub const PAIR_BITS: u32 = 14;
 pub const PAIRS: usize = 1 << PAIR_BITS;
 pub const QUEUES: usize = 4096;
 pub const SHARED: usize = 1024;
-/// Where receives are taken from: each queue pair has a queue, and the shared ones come behind.
+/// Queues of receives: each queue pair has one, and the shared ones follow.
 pub const RECEIVES: usize = PAIRS + SHARED;
 /// The whole file. Only what is written takes memory.
 const BYTES: usize = 1 << 32;
@@ -44,7 +44,8 @@ const _: () = assert!(size_of::<Layout>() <= HEAP_AT);
 pub struct Header {
     /// Counts the queue pairs that peers have brought down, so that their owner looks.
     pub failures: AtomicU64,
-    /// Where its owner has mapped this: a read from there shows that the process is there.
+    /// The address at which its owner has mapped this: a read from there shows that the process
+    /// lives.
     pub address: AtomicU64,
     /// Held for an atomic operation on memory of this process.
     pub atomics: Lock,
@@ -76,7 +77,7 @@ impl PortState {
         self.gone_at.load(Ordering::Relaxed) != 0
     }
 
-    /// Until when completions come.
+    /// When completions end.
     pub fn end(&self) -> u64 {
         match self.gone_at.load(Ordering::Relaxed) {
             0 => u64::MAX,
@@ -91,11 +92,11 @@ impl PortState {
     }
 }
 
-/// Registered memory. It is read while the lock of the queue pair is held through which it is
-/// reached, and ends before all these locks have been free once.
+/// Registered memory. A device uses it only while it holds the lock of the queue pair through which
+/// it reached it. Deregistration clears the key and then takes each of these locks once.
 #[repr(C)]
 pub struct Region {
-    /// The key, which is never the same again for long; 0: nothing is registered here.
+    /// The key, which returns only after 32,767 uses of the place; 0: nothing is registered here.
     pub key: AtomicU32,
     /// How often the place was used.
     pub turn: AtomicU32,
@@ -108,7 +109,7 @@ pub struct Region {
 /// A queue pair, as its peer sees it.
 #[repr(C)]
 pub struct Pair {
-    /// Held by who moves bytes through it from the other side, and by who changes it.
+    /// Held to move bytes through it from the other side, and to change it.
     pub lock: Lock,
     /// 0: there is none.
     pub number: AtomicU32,
@@ -119,7 +120,7 @@ pub struct Pair {
     pub datagram_key: AtomicU32,
     /// The peer's number, of a connection.
     pub peer: AtomicU32,
-    /// Whose wire it uses.
+    /// The device whose wire it uses.
     pub device: AtomicU32,
     /// Where its receives come from and complete.
     pub receives: AtomicU32,
@@ -133,13 +134,13 @@ pub struct Pair {
 /// Where peers leave completions, until the owner fetches them.
 #[repr(C)]
 pub struct Queue {
-    /// Held by who adds one.
+    /// Held to add one.
     pub lock: Lock,
-    /// Completions that were added and not polled, also the owner's own.
+    /// Completions that were added and not yet polled, the owner's own included.
     pub used: AtomicU64,
     pub added: AtomicU64,
     pub fetched: AtomicU64,
-    /// Places, and the ring's, which are a power of two.
+    /// The most entries, and the places of the ring (a power of two) less one.
     pub capacity: AtomicU32,
     pub mask: AtomicU32,
     pub ring: AtomicU64,
@@ -147,7 +148,7 @@ pub struct Queue {
     pub armed: AtomicU32,
     pub is_overrun: AtomicU32,
     pub channel: SocketName,
-    /// 1: the channel was woken, and has not looked since.
+    /// 1: the channel was woken and has not looked since then.
     pub is_woken: AtomicU32,
 }
 
@@ -159,7 +160,7 @@ impl Queue {
         }
     }
 
-    /// The channel looks: what comes from now on wakes it again.
+    /// Notes that the channel looks: a later completion wakes it again.
     pub fn note_look(&self) {
         self.is_woken.store(0, Ordering::SeqCst);
     }
@@ -169,7 +170,7 @@ impl Queue {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry {
-    /// When it is there, in nanoseconds of the clock; 0: at once.
+    /// When it can be polled, in nanoseconds of the clock; 0: at once.
     pub due: u64,
     pub id: u64,
     pub status: u32,
@@ -186,20 +187,20 @@ pub struct Entry {
 /// Receives that wait for messages.
 #[repr(C)]
 pub struct Receives {
-    /// Held by who takes one or adds one.
+    /// Held to take one or to add one.
     pub lock: Lock,
     pub added: AtomicU64,
     pub taken: AtomicU64,
     pub capacity: AtomicU32,
     pub mask: AtomicU32,
     pub segments_max: AtomicU32,
-    /// One event if fewer are left; 0: none.
+    /// An event is sent once if fewer are left; 0: none.
     pub limit: AtomicU32,
     pub ring: AtomicU64,
     pub events: SocketName,
 }
 
-/// A receive in its ring, which `segments_max` segments follow.
+/// A receive in its ring; `segments_max` segments follow it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Receive {
@@ -220,7 +221,7 @@ pub struct Piece {
 #[derive(Debug)]
 pub struct Arena {
     base: *mut u8,
-    /// Ranges of the heap that are free, by offset; the owner's.
+    /// Ranges of the heap that are free, by offset; only its owner has them.
     free: Mutex<Vec<(u64, u64)>>,
 }
 
@@ -250,7 +251,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Maps that of another process.
+    /// Maps the memory of another process.
     pub fn open(path: &Path) -> io::Result<Arena> {
         let file = File::options().read(true).write(true).open(path)?;
         if file.metadata()?.len() < BYTES as u64 {
@@ -376,12 +377,12 @@ impl Drop for Arena {
     }
 }
 
-/// The start of a process, by which a number that is used again is told from its last owner.
+/// When a process was started, which tells it from an earlier process with the same number.
 pub fn started_at(process: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // The name may have spaces; it ends with the last bracket.
     let after = text.rsplit_once(") ").map_or("", |(_, after)| after);
-    // One that has ended and was not waited for has no memory any more.
+    // A process that has ended and was not waited for has no memory any more.
     let start = after
         .split(' ')
         .nth(19)

@@ -1,8 +1,8 @@
 //! [`Queue`] and [`Channel`]: completions, and waiting for them.
 //!
-//! A completion has a time at which it is there. Those of peers lie in the ring of the queue's
-//! [`arena::Queue`](crate::arena::Queue) until the owner fetches them; then all wait together, by
-//! time.
+//! A completion has a time at which it is there. Those that peers leave lie in the ring of the
+//! queue's [`arena::Queue`](crate::arena::Queue) until the owner fetches them. Then they wait with
+//! the owner's, ordered by time.
 
 use crate::arena::{Arena, Entry};
 use crate::faults::Random;
@@ -20,10 +20,10 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// How often who sleeps looks whether a peer that does not answer does so now.
+/// How long a sleeping process waits until it tries a peer again that has not answered.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
 
-/// A completion queue; C knows its beginning.
+/// A completion queue. It begins with the structure that C knows.
 #[repr(C)]
 pub struct Queue {
     pub base: ibv_cq,
@@ -37,10 +37,10 @@ pub struct Queue {
     waiting: AtomicUsize,
     /// Queue pairs that use it.
     pub users: AtomicUsize,
-    /// Those whose peer has not answered yet.
+    /// Queue pairs whose peer has not answered yet.
     stalled: Mutex<Vec<Arc<Core>>>,
     has_stalled: AtomicBool,
-    /// The overrun was told.
+    /// The event of its overrun was sent.
     is_over: AtomicBool,
 }
 
@@ -52,7 +52,7 @@ struct Inner {
     late: Late,
 }
 
-/// What an event was asked for: a completion that is there after this.
+/// An event was asked for, of a completion that is there after this point.
 #[derive(Clone, Copy)]
 struct Armed {
     solicited_only: bool,
@@ -63,7 +63,7 @@ struct Armed {
 struct Waiting {
     entry: Entry,
     order: u64,
-    /// Of a send: the requests of its queue pair up to this number have ended when it is polled.
+    /// Of a send: when it is polled, the requests of its queue pair up to this number have ended.
     sent: Option<(Arc<AtomicU64>, u64)>,
 }
 
@@ -206,7 +206,8 @@ impl Queue {
         }
     }
 
-    /// A receive of this process ends behind everything that its queue pair has here.
+    /// Adds the completion of a receive, to be polled after all others that its queue pair has
+    /// here.
     pub fn add_last(&self, entry: Entry) {
         let mut inner = self.inner.lock().unwrap();
         self.fetch(&mut inner);
@@ -219,10 +220,10 @@ impl Queue {
         add(self.process.arena(), self.index, &Entry { due, ..entry });
     }
 
-    /// Takes completions that are there.
+    /// Takes completions whose time has come.
     pub fn poll(&self, room: &mut [ibv_wc]) -> usize {
         self.advance();
-        // What was there when the device vanished lies in memory.
+        // Completions that were there when the device vanished can still be polled.
         let end = self.process.port(self.device).end();
         let queue = self.process.arena().queue(self.index);
         let has_more = queue.added.load(Ordering::Acquire) != queue.fetched.load(Ordering::Relaxed);
@@ -251,7 +252,7 @@ impl Queue {
         count
     }
 
-    /// What peers have left joins what waits.
+    /// Moves what peers have left to what waits.
     fn fetch(&self, inner: &mut Inner) {
         let arena = self.process.arena();
         let queue = arena.queue(self.index);
@@ -274,7 +275,7 @@ impl Queue {
         self.waiting.store(inner.heap.len(), Ordering::Release);
     }
 
-    /// Goes on with what waits for peers, and with what they have done.
+    /// Retries what waits for peers, and notices failures that they have caused.
     fn advance(&self) {
         self.process.notice_failures();
         if self.has_stalled.load(Ordering::Acquire) {
@@ -298,7 +299,7 @@ impl Queue {
     pub fn note_stalled(&self, pair: Arc<Core>, is_news: bool) {
         self.stalled.lock().unwrap().push(pair);
         self.has_stalled.store(true, Ordering::Release);
-        // Who sleeps has to look again by the clock.
+        // A process that sleeps has to wake by its timer and try again.
         let queue = self.process.arena().queue(self.index);
         if is_news && queue.armed.load(Ordering::Relaxed) != 0 {
             queue.wake();
@@ -316,13 +317,13 @@ impl Queue {
         });
         let value = 1 + u32::from(solicited_only);
         let queue = self.process.arena().queue(self.index);
-        // A peer may have been killed while it woke the channel.
+        // A peer that was killed while it woke the channel may have left `is_woken` set.
         queue.note_look();
         queue.armed.store(value, Ordering::SeqCst);
         let is_early = queue.added.load(Ordering::SeqCst) != queue.fetched.load(Ordering::Relaxed);
         let waits = inner.heap.iter().any(|waiting| waiting.entry.due != 0);
         drop(inner);
-        // Who waits on the channel sets its timer then.
+        // This wakes the process that waits on the channel, which then sets its timer.
         if is_early || waits || self.has_stalled.load(Ordering::Acquire) {
             queue.wake();
         }
@@ -369,7 +370,8 @@ impl Queue {
         }
     }
 
-    /// Forgets what it has of a queue pair that is destroyed, as far as its device does so.
+    /// Forgets the completions of a queue pair that is destroyed, if the plan says that its device
+    /// does so.
     pub fn purge(&self, number: u32) {
         let mut inner = self.inner.lock().unwrap();
         self.fetch(&mut inner);
@@ -401,9 +403,9 @@ impl Inner {
     }
 }
 
-/// Completions that come later than they would, by chance.
+/// Delays completions by chance.
 struct Late {
-    /// By this much at most; 0: none does.
+    /// The longest delay; 0: none is delayed.
     most_ns: u64,
     random: Random,
     /// When the last completions of a queue pair's sends and receives are there: the next ones are
@@ -454,7 +456,7 @@ fn to_c(entry: &Entry) -> ibv_wc {
     to
 }
 
-/// A completion channel; C knows its beginning.
+/// A completion channel. It begins with the structure that C knows.
 #[repr(C)]
 pub struct Channel {
     pub base: ibv_comp_channel,
@@ -505,7 +507,7 @@ impl Channel {
         let queues = self.queues.lock().unwrap();
         let (time, mut wake) = (now(), u64::MAX);
         for (place, &queue) in queues.iter().enumerate() {
-            // SAFETY: queues leave the list before they end.
+            // SAFETY: a queue leaves the list before it is destroyed.
             match unsafe { &*queue }.take_event(time) {
                 Ok(()) => {
                     // The others are looked at next time.

@@ -1,4 +1,4 @@
-//! Datagrams, which are lost where nobody takes them.
+//! Datagrams, which are lost where no queue pair takes them.
 
 use crate::arena::Entry;
 use crate::channel;
@@ -14,10 +14,11 @@ use linerate_verbs_sys::raw::{
 };
 use std::sync::atomic::Ordering;
 
-/// What stands in a receive before a datagram.
+/// The bytes in front of a datagram in its receive.
 const DATAGRAM_HEADER_BYTES: usize = 40;
 
-/// A datagram is lost where nobody takes it.
+/// Carries a datagram, which is lost where no queue pair takes it. Gives the bytes of the own
+/// completion, and when it is there.
 pub fn carry_datagram(
     core: &Core,
     request: &Request,
@@ -92,7 +93,7 @@ pub fn carry_datagram(
 }
 
 impl Connection<'_> {
-    /// As [`Connection::room`]; a datagram that does not fit ends its receive and nothing else.
+    /// As [`Connection::room`], but a datagram that does not fit ends its receive and nothing else.
     fn room_of_datagram(&self, taken: &Taken, bytes: u64) -> Result<Vectors, Failure> {
         let all: u64 = taken
             .pieces()

@@ -1,8 +1,8 @@
 //! [`Plan`]: what goes wrong in a process, and at which of its work requests; by the words of
 //! `SOFT_VERBS` or drawn from a seed.
 //!
-//! Work requests are those for send queues, counted over all devices of the process from 1 on. What
-//! happens to a device happens to the one that is given the request.
+//! Work requests are those for send queues, counted over all devices of the process from 1 on. A
+//! fault of a device happens to the one that is given the request.
 
 use crate::network::now;
 use crate::settings::{number_of, time_of};
@@ -32,7 +32,7 @@ pub enum Fault {
 /// What goes wrong in a process.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// By the number of the work request.
+    /// Each with the number of its work request.
     events: Vec<(u64, Fault)>,
     /// Completions come later than they would, by this much at most; in nanoseconds.
     pub late_ns: u64,
@@ -42,8 +42,8 @@ pub struct Plan {
     pub keeps_completions: bool,
 }
 
-/// What a queue pair may fail of by itself. A refusal of the peer's device says that a key has
-/// ended, which no fault may claim.
+/// The statuses with which a fault may end a request. A remote access error is not among them: it
+/// says that a key has ended, which must be true.
 const REASONS: [status; 5] = [
     status::IBV_WC_RETRY_EXC_ERR,
     status::IBV_WC_RNR_RETRY_EXC_ERR,
@@ -53,7 +53,7 @@ const REASONS: [status; 5] = [
 ];
 
 impl Plan {
-    /// Takes a word of the settings; `None`: it is none of these.
+    /// Takes a word of the settings; `None`: it is no fault, or its value is wrong.
     pub fn take(&mut self, name: &str, value: &str) -> Option<()> {
         let at = |fault| Some((number_of(value)?, fault));
         let event = match name {
@@ -99,7 +99,7 @@ impl Plan {
         self.land_ns > 0
     }
 
-    /// Faults that a program can recover from, a few of them.
+    /// Draws a few faults that a program can recover from.
     fn draw(seed: u64) -> Plan {
         let mut random = Random(seed);
         let mut plan = Plan {
@@ -140,7 +140,7 @@ impl Faults {
         }
     }
 
-    /// When a request is carried out that is posted now, by chance; 0: at once.
+    /// A random time at which a request that is posted now is carried out; 0: at once.
     pub fn landing_time(&self) -> u64 {
         if !self.plan.is_landing_late() {
             return 0;
@@ -149,7 +149,7 @@ impl Faults {
         now() + Random(seed).below(self.plan.land_ns)
     }
 
-    /// Counts a work request; what goes wrong with it.
+    /// Counts a work request, and gives what goes wrong with it.
     pub fn count(&self) -> impl Iterator<Item = Fault> {
         let events = &self.plan.events;
         let number = match events.is_empty() {

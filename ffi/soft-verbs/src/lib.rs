@@ -3,21 +3,21 @@
 //!
 //! A program that loads libibverbs loads this instead (`LINERATE_IBVERBS_LIB` for linerate; else
 //! `LD_LIBRARY_PATH`) and finds devices with reliable connections, datagrams, shared receive
-//! queues, completion channels and asynchronous events, whose wire, limits and failures
-//! `SOFT_VERBS` says (`settings.rs`, `faults.rs`).
+//! queues, completion channels and asynchronous events. `SOFT_VERBS` sets their wire, limits and
+//! failures (`settings.rs`, `faults.rs`).
 //!
 //! # How it moves bytes
 //!
 //! A device has no thread. Each process has memory that its peers map (`arena.rs`): its keys, queue
-//! pairs, receives and completions. Who posts a request looks the peer's key up there, moves the
-//! bytes by `process_vm_writev` or `process_vm_readv`, takes the peer's receive and leaves its
-//! completion. Completions have times: those at which a wire of the chosen rate and latency, which
-//! all processes of a host share, would have brought them (`network.rs`). They are not polled
-//! before, and who sleeps on a channel is woken then (`channel.rs`).
+//! pairs, receives and completions. A process that posts a request looks the peer's key up there,
+//! moves the bytes by `process_vm_writev` or `process_vm_readv`, takes the peer's receive and
+//! leaves its completion. Each completion has a time: when a wire of the chosen rate and latency,
+//! which all processes of a host share, would have brought it (`network.rs`). It cannot be polled
+//! earlier, and then it wakes a process that sleeps on the channel (`channel.rs`).
 //!
 //! # What differs from a device
 //!
-//! * Bytes are in the peer's memory when the request is posted, or by `land` later, so that who
+//! * Bytes are in the peer's memory when the request is posted, or by `land` later. A program that
 //!   polls memory in place of completions sees them before the wire would have brought them.
 //! * The processor copies. `bytes=none` leaves long messages where they are.
 //! * No congestion, no loss of packets, no InfiniBand addresses, no unreliable connections.

@@ -3,8 +3,8 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A lock that lies in shared memory. Where its holder was killed, the next process takes it: what
-/// it protects is written in an order that leaves it whole at every step.
+/// A lock that lies in shared memory. If its holder is killed, the next process takes it: what it
+/// protects is written in an order that keeps it valid at every step.
 #[repr(C)]
 pub struct Lock {
     /// 1: it is usable.
@@ -21,8 +21,8 @@ pub struct Guard<'a> {
 }
 
 impl Lock {
-    /// Makes the lock usable, once: peers that know the last object in this place may still take
-    /// it.
+    /// Makes the lock usable, once only: peers that know an earlier object in this place may still
+    /// take it.
     pub fn initialise(&self) {
         if self.made.swap(1, Ordering::Relaxed) == 1 {
             return;

@@ -40,7 +40,7 @@ impl Failure {
         }
     }
 
-    /// When a request that is tried since this time fails; `None`: never.
+    /// When a request fails that has been tried since this time; `None`: never.
     pub fn deadline(self, since: u64, attributes: &ibv_qp_attr) -> Option<u64> {
         match self {
             Failure::Over(_) => Some(since),
@@ -56,7 +56,7 @@ impl Failure {
 }
 
 /// Moves the bytes of a request and leaves the peer's completion. Gives the bytes of the own
-/// completion, and when it is there.
+/// completion, and its time.
 pub fn carry_out(
     core: &Core,
     sending: &mut Sending,
@@ -76,7 +76,7 @@ pub fn carry_out(
         Some(Fault::Break(status)) => Some(status),
         _ => None,
     };
-    // This one is the peer's fault, who hears of it.
+    // A remote operation error brings the peer down too, further below.
     if let Some(status) = broken.filter(|status| *status != ended::IBV_WC_REM_OP_ERR) {
         return Err(Failure::Over(status));
     }
@@ -117,8 +117,8 @@ pub fn carry_out(
     }
 }
 
-/// Whether the bytes of a request may land in another order than those of others: they are written
-/// to memory that was registered so, without telling the peer, or this device keeps no order.
+/// Whether the bytes of a request may land before those of earlier ones: this device keeps no
+/// order, or the request is a plain write to memory that was registered with relaxed ordering.
 pub fn may_overtake(core: &Core, sending: &mut Sending, request: &Request) -> bool {
     if core.process.settings.profile.is_datagrams {
         return true;
@@ -183,7 +183,7 @@ impl Connection<'_> {
         })
     }
 
-    /// The peer's queue pair fails, for this reason, and so does the own one, with this status.
+    /// Brings the peer's queue pair down, for this reason. The own one fails with this status.
     fn bring_down(&self, cause: ibv_event_type, status: ended) -> Failure {
         self.remote.cause.store(cause.0, Ordering::Relaxed);
         self.remote
@@ -279,7 +279,7 @@ impl Connection<'_> {
         Ok(into)
     }
 
-    /// The peer's receive ends with an error.
+    /// Ends the peer's receive with an error.
     pub fn refuse(&self, taken: &Taken, status: ended) {
         let entry = Entry {
             id: taken.id,
@@ -295,7 +295,7 @@ impl Connection<'_> {
         );
     }
 
-    /// The peer's receive ends well.
+    /// Ends the peer's receive with success.
     fn leave(&self, request: &Request, taken: &Taken, is_write: bool, times: Times) {
         let opcode = match is_write {
             true => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
@@ -360,7 +360,7 @@ impl Connection<'_> {
         ))
     }
 
-    /// An atomic operation on a word of the peer, alone among those of all devices.
+    /// An atomic operation on a word of the peer, under a lock that all devices take.
     fn operate(&self, request: &Request, memory: &Vectors, word: &Vectors) -> Result<(), Failure> {
         let _guard = self.peer.arena.header().atomics.lock();
         let (mut before, [first, second]) = (0u64, request.operands);
@@ -395,7 +395,7 @@ impl Connection<'_> {
                 explain_refusal(to);
                 Failure::Over(ended::IBV_WC_LOC_QP_OP_ERR)
             }
-            // Memory that was registered, and that its owner has unmapped.
+            // The memory is registered, but its owner has unmapped it.
             _ => self.bring_down(ibv_event_type::IBV_EVENT_QP_FATAL, ended::IBV_WC_REM_OP_ERR),
         })
     }
@@ -432,8 +432,8 @@ pub fn moved(
     } else {
         libc::process_vm_readv
     };
-    // SAFETY: near memory is registered by this process, whose programs promise that it is mapped;
-    // of the other's the system looks after itself.
+    // SAFETY: near memory is registered by this process, whose program promises that it is mapped.
+    // The system checks the memory of the other one itself.
     let count = unsafe {
         call(
             other,

@@ -25,7 +25,7 @@ struct Layout {
 
 #[repr(C)]
 struct Host {
-    /// Ends with zeros; all zero: there is none.
+    /// Padded with zeros; all zeros: there is no host.
     name: [AtomicU8; NAME_BYTES],
     ports: [Clocks; DEVICES_MAX],
 }
@@ -39,14 +39,14 @@ struct Clocks {
 
 #[repr(C)]
 struct Slot {
-    /// 0: nobody.
+    /// 0: the slot is free.
     process: AtomicU32,
     host: AtomicU32,
     started: AtomicU64,
 }
 
 impl Slot {
-    /// Whether a process has it.
+    /// Whether a living process has it.
     fn is_alive(&self) -> bool {
         let process = self.process.load(Ordering::Acquire);
         process != 0 && started_at(process) == self.started.load(Ordering::Relaxed)
@@ -60,12 +60,12 @@ pub struct Port {
     pub device: u32,
 }
 
-/// When a message is there.
+/// The times of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// At the other side.
+    /// When it is at the other side.
     pub arrived: u64,
-    /// Its acknowledgement, or the answer.
+    /// When its acknowledgement, or the answer, is back.
     pub answered: u64,
 }
 
@@ -115,7 +115,8 @@ impl Network {
                 .truncate(false)
                 .open(path)
         };
-        // It ends with this descriptor. That of the mapping would last as long as the mapping.
+        // The lock ends with this descriptor. A lock of the mapped file would last as long as the
+        // mapping.
         let lock = open("lock")?;
         lock.lock()?;
         let file = open("network")?;
@@ -171,7 +172,7 @@ impl Network {
         unsafe { &*self.base }
     }
 
-    /// Lets the slot go: no device is open any more.
+    /// Gives the slot back, when the process ends.
     pub fn leave(&self) {
         let _ = std::fs::remove_file(arena_path(&self.folder, self.slot));
         let place = &self.layout().slots[self.slot as usize];
@@ -244,7 +245,7 @@ const PACKET_BYTES: u64 = 82;
 /// RETH: of the first packet.
 const MESSAGE_BYTES: u64 = 16;
 
-/// Uses a wire for some time, from `start` on or when it is free; gives the end.
+/// Occupies a wire for some time, from `start` or from when it is free; gives the end.
 fn busy(clock: &AtomicU64, start: u64, takes: u64) -> u64 {
     let mut known = clock.load(Ordering::Relaxed);
     loop {
@@ -257,8 +258,8 @@ fn busy(clock: &AtomicU64, start: u64, takes: u64) -> u64 {
 }
 
 impl Layout {
-    /// The number of a host. A new one takes the place of one of which no process is left. The
-    /// caller holds the lock of the file.
+    /// The number of a host. A new host takes the place of one that has no process left. The caller
+    /// holds the lock of the file.
     fn host(&self, name: &str) -> Option<u32> {
         let mut wanted = [0; NAME_BYTES];
         let bytes = &name.as_bytes()[..name.len().min(NAME_BYTES)];
@@ -284,7 +285,7 @@ impl Layout {
     fn claim(&self, settings: &Settings) -> io::Result<Option<u32>> {
         for (number, slot) in (0..).zip(&self.slots) {
             if !slot.is_alive() {
-                // Its memory would stay as long as the machine runs.
+                // The arena of the last process would stay as long as the machine runs.
                 let _ = std::fs::remove_file(arena_path(&settings.folder, number));
                 return Ok(Some(number));
             }

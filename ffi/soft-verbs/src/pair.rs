@@ -1,9 +1,9 @@
-//! [`Pair`]: a queue pair, and [`Core`], what it is without C.
+//! [`Pair`]: a queue pair as C knows it, and [`Core`], the rest of it.
 //!
-//! A request moves its bytes when it is posted, through the memory of both processes, and its
+//! A request moves its bytes when it is posted, through the memory of both processes. Its
 //! completions have the times at which a wire would have brought them. A request whose peer does
-//! not answer, or has no receive, waits with all behind it, and is tried again when the completion
-//! queue is polled.
+//! not answer, or has no receive, waits with all requests behind it. It is tried again when the
+//! completion queue is polled.
 
 use crate::arena::Entry;
 use crate::channel::Queue;
@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A queue pair; C knows its beginning.
+/// A queue pair. It begins with the structure that C knows.
 #[repr(C)]
 pub struct Pair {
     pub base: ibv_qp,
@@ -46,7 +46,7 @@ pub struct Core {
     /// As its owner knows it; peers may have brought it down already.
     state: AtomicU32,
     sending: Mutex<Sending>,
-    /// Requests up to this number have ended, as far as completions have told.
+    /// Requests up to this number have ended, by the completions that were polled.
     retired: Arc<AtomicU64>,
 }
 
@@ -60,7 +60,7 @@ pub struct Sending {
     pub attributes: ibv_qp_attr,
     pub peer: Option<Arc<Peer>>,
     posted: u64,
-    /// When the last completion is there: the next ones are not there before.
+    /// When the last completion is there: no later one is there before it.
     last_due: u64,
     /// What waits for the peer, in order.
     waiting: VecDeque<Request>,
@@ -69,7 +69,7 @@ pub struct Sending {
     is_deaf: bool,
 }
 
-/// Since when the first request that waits was tried, and why it waits.
+/// Since when the first waiting request has been tried, and why it waits.
 struct Stall {
     since: u64,
     failure: Failure,
@@ -139,7 +139,7 @@ impl Core {
         self.sending.lock().unwrap().attributes
     }
 
-    /// Returns when nothing moves bytes for it that had begun before.
+    /// Returns when everything has ended that was moving bytes for it.
     pub fn wait_until_idle(&self) {
         drop(self.sending.lock().unwrap());
         drop(self.process.arena().pair(self.number).lock.lock());
@@ -232,7 +232,7 @@ impl Core {
         }
     }
 
-    /// Posts receives to the queue of its own.
+    /// Posts receives to its own queue.
     ///
     /// # Safety
     /// As [`receives::post`].
@@ -355,7 +355,7 @@ impl Core {
         }
     }
 
-    /// Carries out what is not to wait for its turn: requests behind a lost acknowledgement, and
+    /// Carries out what need not wait for its turn: requests behind a lost acknowledgement, and
     /// those that may overtake others.
     fn carry_ahead(&self, sending: &mut Sending) {
         if !sending.is_deaf && !self.process.faults.plan.is_landing_late() {
@@ -384,7 +384,7 @@ impl Core {
         sending.waiting = waiting;
     }
 
-    /// The next request whose turn it is, if that can be carried out now.
+    /// The next request whose turn it is, if it can be carried out now.
     fn take_due(&self, sending: &mut Sending) -> Option<Request> {
         let time = now();
         let is_due = |request: &Request| request.carried.is_some() || request.lands_at <= time;
@@ -395,7 +395,7 @@ impl Core {
         sending.waiting.remove(at)
     }
 
-    /// Carries a request out, or puts it in front of what waits.
+    /// Carries a request out, or puts it back in front of what waits.
     fn try_one(self: &Arc<Core>, sending: &mut Sending, mut request: Request, is_new: bool) {
         let carried = request.carried.take();
         let carried = carried.unwrap_or_else(|| carry_out(self, sending, &request));

@@ -23,8 +23,8 @@ pub fn port_of(gid: &ibv_gid) -> Option<Port> {
 /// Places of a port's table.
 pub const GIDS: u32 = 4;
 
-/// The GIDs of a port: a link's own, and the address of its interface, which has the place after
-/// that, and another one after each of `moves`.
+/// The GID at a place of a port's table. Place 0 has the link-local one. The address of the
+/// interface has place 1, and takes the next place, in turn, with each of `moves`.
 pub fn gid_of(port: Port, index: u32, moves: u32) -> Option<ibv_gid> {
     let [_, _, high, low] = (port.host + 1).to_be_bytes();
     let tail = [port.device as u8 + 1, high, low];

@@ -20,15 +20,15 @@ use std::sync::{Arc, Mutex};
 pub struct Process {
     pub settings: Settings,
     pub network: Network,
-    /// By which it hears of events, also from other processes.
+    /// The queue pairs by number.
     pub pairs: Mutex<BTreeMap<u32, Arc<Core>>>,
-    /// As C knows them.
+    /// The queue pairs as C knows them.
     pub addresses: Mutex<BTreeMap<u32, Address<Pair>>>,
-    /// The devices, which live as long as the process: open ones name them.
+    /// The devices. They live as long as the process, because open ones point to them.
     pub devices: Mutex<Vec<Address<ibv_device>>>,
     pub queues: Mutex<BTreeMap<u32, Address<Queue>>>,
     pub shared: Mutex<BTreeMap<u32, Address<Shared>>>,
-    /// Where open devices hear of events, and which devices these are.
+    /// For each open device, its number and where it hears of events.
     pub listeners: Mutex<Vec<(u32, u64)>>,
     pub faults: Faults,
     regions: Mutex<Free>,
@@ -37,15 +37,16 @@ pub struct Process {
     free_shared: Mutex<Free>,
     failures_seen: AtomicU64,
     domains: AtomicU32,
-    /// Bytes that are registered, and how many may be.
+    /// Bytes that are registered, and then how many may be.
     locked: AtomicU64,
     locked_max: u64,
 }
 
-/// The address of an object of C, which lives until it is taken out of the list that has this.
+/// The address of an object that C has. The object lives until it is taken out of the list that has
+/// this.
 pub struct Address<T>(pub *mut T);
 
-// SAFETY: an address; who follows it holds the list's lock.
+// SAFETY: it is only an address; code that follows it holds the list's lock.
 unsafe impl<T> Send for Address<T> {}
 
 impl<T> Clone for Address<T> {
@@ -55,7 +56,7 @@ impl<T> Clone for Address<T> {
 }
 impl<T> Copy for Address<T> {}
 
-/// Numbers that are free. Each is used again as late as possible.
+/// Gives out numbers that are free. Each is used again as late as possible.
 struct Free {
     next: u32,
     end: u32,
@@ -120,8 +121,8 @@ impl Process {
         self.network.own.port(device)
     }
 
-    /// A work request is given to a device: what goes wrong then happens, and what happens to the
-    /// request itself is given back.
+    /// Counts a work request that is given to a device, and lets the planned faults happen. Gives
+    /// the fault of the request itself.
     pub fn strike(&self, device: u32) -> Option<Fault> {
         let mut of_request = None;
         for fault in self.faults.count() {
@@ -228,7 +229,7 @@ impl Process {
         let region = self.arena().region(key);
         region.key.store(0, Ordering::SeqCst);
         (self.locked).fetch_sub(region.bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-        // Who still moves bytes there holds one of these locks.
+        // A device that still moves bytes there holds one of these locks.
         for pair in self.pairs.lock().unwrap().values() {
             pair.wait_until_idle();
         }
@@ -256,7 +257,7 @@ impl Process {
     }
 }
 
-/// How many bytes this process may lock (`ulimit -l`); all with the right to ignore that.
+/// How many bytes this process may lock (`ulimit -l`); any number with CAP_IPC_LOCK.
 fn locked_max() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let rights = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -276,7 +277,7 @@ fn locked_max() -> u64 {
 /// The number of the right to lock any number of bytes (capabilities(7)).
 const CAP_IPC_LOCK: u32 = 14;
 
-/// The bytes of a region that a post names, if it may use them in this way.
+/// The bytes of a region that a post names, if it has these rights to them.
 pub fn find(arena: &Arena, domain: u32, piece: Piece, rights: flags) -> Option<libc::iovec> {
     let region = arena.region(piece.key);
     if piece.key == 0 || region.key.load(Ordering::Acquire) != piece.key {

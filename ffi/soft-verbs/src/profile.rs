@@ -13,30 +13,34 @@ pub struct Profile {
     /// Reads and atomics of one queue pair under way.
     pub reads: i32,
     pub has_atomics: bool,
-    /// 0: it has none.
+    /// 0: no shared queues.
     pub shared_queues: i32,
     pub shared_requests: i32,
     pub shared_segments: i32,
     pub inline_bytes: u32,
     pub vendor: u32,
     pub part: u32,
-    /// It keeps no order among requests, reads and writes one segment and nothing inline, and is no
-    /// channel adapter: reliable datagrams, as far as reliable connections can show them.
+    /// It imitates reliable datagrams by reliable connections: it keeps no order among requests,
+    /// reads and writes one segment and nothing inline, and is no channel adapter.
     pub is_datagrams: bool,
 }
 
-/// Sources, outputs of `ibv_devinfo -v` but for the last two: mlx5 (ConnectX-5)
-/// github.com/open-mpi/ompi/pull/6137 and openucx/ucx/issues/10317; mlx4 (ConnectX-3)
-/// claudebarthels/infinity/issues/5; irdma (E810) deepseek-ai/3FS/issues/192; qedr
-/// openucx/ucx/issues/5148, which ends before its shared queues and atomics, so that it has none
-/// here; small-cq, a device without a name, ofiwg/libfabric/issues/6891, which begins with its
-/// completions, so that what stands before them is mlx4's. No output shows how many bytes may be
-/// inline: these are guesses.
+/// The sources are outputs of `ibv_devinfo -v`, but for the last two:
+/// * mlx5 (ConnectX-5): github.com/open-mpi/ompi/pull/6137 and openucx/ucx/issues/10317.
+/// * mlx4 (ConnectX-3): claudebarthels/infinity/issues/5.
+/// * irdma (E810): deepseek-ai/3FS/issues/192.
+/// * qedr: openucx/ucx/issues/5148. It ends before shared queues and atomics, so there are none
+///   here.
+/// * small-cq, a device without a name: ofiwg/libfabric/issues/6891. It begins with the
+///   completions, so the numbers before them are mlx4's.
+///
+/// no-srq is mlx5 without shared queues. No output shows how many bytes may be inline: these are
+/// guesses.
 ///
 /// bnxt (Broadcom P5) is what its drivers limit themselves to: Linux, drivers/infiniband/hw/bnxt_re
-/// (counts in bnxt_re.h; segments, reads, atomics and the requests that are kept back in
-/// qplib_sp.c), and rdma-core, providers/bnxt_re (inline bytes). The firmware says how many
-/// completions and requests queues have: those are guesses.
+/// (counts in bnxt_re.h; segments, reads, atomics and reserved requests in qplib_sp.c), and
+/// rdma-core, providers/bnxt_re (inline bytes). The firmware says how many completions and requests
+/// a queue has, so those are guesses.
 ///
 /// efa-like has the numbers of an Amazon EFA (1d0f:efa1) that openucx/ucx keeps for its tests of
 /// SRD; rdma-core's efadv_query_device(3) and fi_efa(7) say what they mean.

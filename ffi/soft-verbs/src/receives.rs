@@ -6,7 +6,7 @@ use linerate_verbs_sys::raw::{ibv_event_type, ibv_recv_wr, ibv_sge, ibv_srq};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Segments of a work request at most, of any profile.
+/// The most segments of a work request, over all profiles.
 pub const SEGMENTS_MAX: usize = 32;
 
 /// A receive that was taken, with its memory.

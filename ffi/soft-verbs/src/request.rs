@@ -14,7 +14,7 @@ use linerate_verbs_sys::raw::{
 /// A work request, as the device keeps it.
 pub struct Request {
     pub id: u64,
-    /// Among those of its queue pair, from 1 on.
+    /// Its number among the requests of its queue pair, from 1 on.
     pub number: u64,
     pub opcode: code,
     pub flags: u32,
@@ -22,7 +22,7 @@ pub struct Request {
     pub address: u64,
     pub key: u32,
     pub operands: [u64; 2],
-    /// Copied when it was posted, of an inline request.
+    /// The bytes of an inline request, copied when it was posted.
     inline: Option<Vec<u8>>,
     pieces: [Piece; SEGMENTS_MAX],
     count: usize,
@@ -45,7 +45,7 @@ pub struct Destination {
 }
 
 impl Request {
-    /// A request of C; an error number where the device does not know it.
+    /// A request as C gives it; an error number if the device does not support it.
     ///
     /// # Safety
     /// It is complete, and its memory is readable where it is inline.
@@ -134,7 +134,7 @@ impl Request {
         Ok(request)
     }
 
-    /// Whether it writes, and the peer hears nothing of it.
+    /// Whether it writes without telling the peer.
     pub fn is_plain_write(&self) -> bool {
         self.opcode == code::IBV_WR_RDMA_WRITE
     }
@@ -174,7 +174,7 @@ impl Request {
         )
     }
 
-    /// Its own memory, as the system moves it.
+    /// The memory of this side, as the system takes it.
     pub fn memory(&self, arena: &Arena, domain: u32) -> Option<Vectors> {
         let mut all = Vectors::default();
         if let Some(bytes) = &self.inline {

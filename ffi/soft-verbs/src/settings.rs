@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 /// The environment variable.
 pub const VARIABLE: &str = "SOFT_VERBS";
-/// What `bytes=none` still moves: what programs tell each other about the bytes that are not moved,
-/// with headers around a page.
+/// The longest message that `bytes=none` still moves: a page with headers, by which programs tell
+/// each other about the bytes that are not moved.
 const CONTROL_BYTES: u64 = 8192;
-/// How much later than they were posted requests are carried out where a device keeps no order.
+/// The longest time from post to execution of a request, on a device that keeps no order.
 const LAND_NS: u64 = 10_000;
 /// Devices of a host.
 pub const DEVICES_MAX: usize = 8;
@@ -40,14 +40,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Those of the environment.
+    /// The settings of the environment.
     pub fn from_env() -> Result<Settings, String> {
         let host = std::env::var("LINERATE_HOSTID").unwrap_or_default();
         let words = std::env::var(VARIABLE).unwrap_or_default();
         Settings::parse(&words, &host)
     }
 
-    /// Those of a text, on a host of this name.
+    /// The settings of a text, on a host of this name.
     pub fn parse(text: &str, host: &str) -> Result<Settings, String> {
         // SAFETY: takes nothing and cannot fail.
         let user = unsafe { libc::geteuid() };

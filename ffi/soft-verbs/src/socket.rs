@@ -12,7 +12,7 @@ pub struct Socket {
     pub name: u64,
 }
 
-/// What stands before the name in an address: the family, and the zero of names without a file.
+/// Where the name begins in an address: after the family, and the zero of names without a file.
 const NAME_AT: usize = 3;
 const NAME_BYTES: usize = 5;
 
@@ -69,7 +69,7 @@ fn open() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Sends to a name. Where its queue is full, the receiver is awake already; where nobody has the
+/// Sends to a name. If the receiver's queue is full, it has been woken already; if nobody has the
 /// name any more, nobody waits.
 pub fn send(name: u64, bytes: &[u8]) {
     static SENDER: OnceLock<Option<OwnedFd>> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! [`Waker`]: a descriptor that is readable when a datagram has come, or a time.
+//! [`Waker`]: a descriptor that is readable when a datagram or a point in time has come.
 
 use crate::socket::Socket;
 use std::io;
@@ -50,7 +50,7 @@ impl Waker {
         self.epoll.as_raw_fd()
     }
 
-    /// Waits until it is readable; EAGAIN if its owner has made it one that does not block.
+    /// Waits until it is readable. EAGAIN if C has made the descriptor non-blocking.
     pub fn wait(&self) -> Result<(), i32> {
         // SAFETY: an open descriptor.
         let flags = unsafe { libc::fcntl(self.raw_fd(), libc::F_GETFL) };
@@ -71,8 +71,7 @@ impl Waker {
         }
     }
 
-    /// Makes it readable at this time, in nanoseconds of the clock, and not before; `u64::MAX`:
-    /// never.
+    /// Makes it readable at this time, in nanoseconds of the clock; `u64::MAX`: never.
     pub fn set_timer(&self, time: u64) {
         let zero = libc::timespec {
             tv_sec: 0,

@@ -10,10 +10,10 @@ use std::sync::Arc;
 /// How packets find a peer's port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// The own port that they leave by, counted from 1.
+    /// The port of this side that they leave by, counted from 1.
     pub port: u8,
-    /// The peer's GID and the index of the own one; always on Ethernet, across subnets on
-    /// InfiniBand.
+    /// The peer's GID and the index of this side's. Ethernet always needs them, InfiniBand across
+    /// subnets.
     pub gid: Option<([u8; 16], u8)>,
     /// The peer's LID, on InfiniBand.
     pub lid: u16,
@@ -23,7 +23,7 @@ pub struct Route {
     pub traffic_class: u8,
     /// Hops that a packet may take; 0 means 64.
     pub hop_limit: u8,
-    /// Flow label; RoCEv2 makes the UDP source port of it, which switches spread flows by.
+    /// Flow label. RoCEv2 makes the UDP source port of it, by which switches spread flows.
     pub flow_label: u32,
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Says which completion queues have something new.
+/// Tells which completion queues have new completions.
 pub struct CompletionChannel {
     context: Arc<Context>,
     raw: NonNull<c::ibv_comp_channel>,
@@ -64,8 +64,8 @@ impl CompletionChannel {
                 }
             };
         }
-        // SAFETY: the queue lives: destroying it waits until its events are acknowledged, and this
-        // one is once, here.
+        // SAFETY: the queue lives, because destroying it waits until its events are acknowledged.
+        // This one is acknowledged once, here.
         unsafe { (functions.ack_cq_events)(queue, 1) };
         Ok(Some(token as u64))
     }
@@ -148,15 +148,15 @@ impl CompletionQueue {
         self.raw.as_ptr()
     }
 
-    /// How many entries it got, at least as many as were asked for.
+    /// How many entries it has, at least as many as were asked for.
     pub fn entries(&self) -> u32 {
         // SAFETY: lives until Drop; nobody resizes it.
         let entries = unsafe { (&raw const (*self.raw.as_ptr()).cqe).read() };
         u32::try_from(entries).unwrap_or(0)
     }
 
-    /// Moves completions into `room`, from its beginning, and says how many. Fewer than it has room
-    /// for: the queue was empty.
+    /// Moves completions into `room`, from its beginning, and says how many. If `room` was not
+    /// filled, the queue is empty.
     #[inline]
     pub fn poll(&self, room: &mut [Completion]) -> Result<usize> {
         let count = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
@@ -248,7 +248,7 @@ impl Completion {
         self.0.byte_len
     }
 
-    /// The immediate number that came with a message, or told of a write.
+    /// The immediate number that came with a message or a write.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
         let has = self.0.wc_flags & c::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;

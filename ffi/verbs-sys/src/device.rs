@@ -27,7 +27,7 @@ unsafe impl Send for Devices {}
 unsafe impl Sync for Devices {}
 
 impl Devices {
-    /// Looks. No devices, and no RDMA in the kernel, are an empty list; see
+    /// Lists the devices. Without any, or without RDMA in the kernel, the list is empty; see
     /// [`reason`](Devices::reason).
     pub fn list(library: &Arc<Library>) -> Result<Devices> {
         let mut count: c_int = 0;
@@ -184,8 +184,8 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// The structure around the context that later versions have, if the library's has a member at
-    /// this offset: it grows at its beginning, so its size says how much of ours it has
+    /// The `verbs_context` around the context, if the library's has the member at this offset. The
+    /// structure grows at its beginning, so its size says which of our members it has
     /// (`verbs_get_ctx_op` of the header).
     fn extended(&self, offset: usize) -> Option<NonNull<c::verbs_context>> {
         let is_extended = self.raw().abi_compat == usize::MAX as *mut c_void;
@@ -193,7 +193,8 @@ impl Context {
             return None;
         }
         let distance = std::mem::offset_of!(c::verbs_context, context);
-        // SAFETY: the library says so: the context is the last member of a verbs_context.
+        // SAFETY: by `abi_compat` the library says that the context is the last member of a
+        // verbs_context.
         let around = unsafe { self.raw.byte_sub(distance) }.cast::<c::verbs_context>();
         // SAFETY: `sz` stands just before the context in every version.
         let bytes = unsafe { (&raw const (*around.as_ptr()).sz).read() };
@@ -328,8 +329,8 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw(self.raw().async_fd) }
     }
 
-    /// The next asynchronous event, `None` if there is none now. It is acknowledged at once: what
-    /// it is about may be destroyed.
+    /// The next asynchronous event, `None` if there is none now. It is acknowledged at once, so
+    /// that its object may be destroyed.
     pub fn poll_event(&self) -> Result<Option<Event>> {
         let mut raw = c::ibv_async_event::default();
         // SAFETY: `raw` is writable. The descriptor does not block, see `open`.
@@ -394,9 +395,9 @@ impl From<&c::ibv_gid_entry> for Gid {
 /// Something that happened to a device, asynchronously.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What.
+    /// What happened.
     pub kind: c::ibv_event_type,
-    /// To what.
+    /// What it happened to.
     pub subject: Subject,
 }
 

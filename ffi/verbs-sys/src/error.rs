@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why there is no object.
+/// Why an object was not made, or a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// There is no usable libibverbs.
@@ -80,8 +80,8 @@ pub(crate) fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Registered memory, and the queues of most devices, are pages that stay in memory, and a user may
-/// have few of them: the usual cause where there is memory.
+/// Registered memory and the queues of most devices are locked pages, of which a user may have few.
+/// That is the usual cause where memory is left.
 fn memlock_advice() -> String {
     match memlock_bytes() {
         None => {

@@ -1,8 +1,8 @@
-//! Sizes and offsets that the C library has: written down once, compared with the bindings when
-//! this is compiled and with the headers' in a test, where they are installed.
+//! Sizes and offsets of the C library's structures. They are compared with the bindings at compile
+//! time, and with the headers in a test where headers are installed.
 //!
-//! The numbers are x86-64's. Elsewhere a mutex may have another size and moves what is behind it;
-//! the bindings follow libc's.
+//! The numbers are x86-64's. Elsewhere a mutex may have another size, which moves the members
+//! behind it; the bindings follow libc's.
 
 /// `struct of bytes { member: offset, .. }`: asserts them, and lists them for the test.
 macro_rules! layouts {
@@ -128,7 +128,7 @@ layouts! {
     }
 }
 
-// What is passed to the library as C's.
+// These are passed to the library as C's structures.
 const _: () = assert!(size_of::<crate::Segment>() == size_of::<crate::bindings::ibv_sge>());
 const _: () = assert!(size_of::<crate::Completion>() == size_of::<crate::bindings::ibv_wc>());
 

@@ -1,7 +1,7 @@
 //! [`Library`]: libibverbs, looked up at run time, symbol by symbol and version by version.
 //!
-//! The symbols have versions because their structures have changed: without a version `dlsym` gives
-//! the default one, which a later library may have changed again. The types beside them are
+//! The symbols have versions because their structures have changed. Without a version `dlsym` gives
+//! the default one, which a later library may have changed again. The types beside the symbols are
 //! compared with the header's at compile time.
 
 use crate::bindings as c;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub const VARIABLE: &str = "LINERATE_IBVERBS_LIB";
 /// The soname.
 pub const NAME: &str = "libibverbs.so.1";
-/// Failed destructions that are remembered; further ones are counted as part of what lives.
+/// Failed destructions that are remembered. Further ones show only in [`Library::live`].
 const FAILURES_MAX: usize = 64;
 
 /// Declares the table of functions: those that every library has had since 2008, and those that
@@ -29,8 +29,8 @@ macro_rules! functions {
             $(pub $later: Option<unsafe extern "C" fn($($later_arg),*) -> $later_ret>,)*
         }
 
-        // The header says the same. These constants are never evaluated into code, so nothing is
-        // linked.
+        // The compiler compares these types with the header's. The constants are never evaluated
+        // into code, so nothing is linked.
         $(const _: unsafe extern "C" fn($($arg),*) $(-> $ret)? = c::$name;)*
         $(const _: unsafe extern "C" fn($($later_arg),*) -> $later_ret = c::$later_name;)*
 
@@ -125,8 +125,8 @@ const KINDS: usize = Kind::AddressHandle as usize + 1;
 pub struct Library {
     pub(crate) functions: Functions,
     name: String,
-    /// Who opened it: a forked child has copies of the objects here, and destroying them would
-    /// destroy its parent's.
+    /// The process that opened it: a forked child has copies of the objects here, and destroying
+    /// them would destroy its parent's.
     process: libc::pid_t,
     live: [AtomicUsize; KINDS],
     failures: Mutex<Vec<String>>,
@@ -139,8 +139,8 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// The library that [`VARIABLE`] names, or else the one that the loader finds as [`NAME`]. The
-    /// variable is meant: where it names no library, none is used.
+    /// The library that [`VARIABLE`] names, or else the one that the loader finds as [`NAME`]. If
+    /// the variable names no usable library, no other is tried.
     pub fn open() -> Result<Arc<Library>> {
         let named = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
         Library::open_as(named.as_deref())
@@ -184,8 +184,7 @@ impl Library {
 
     /// Registered memory stays the parent's after fork(), whatever the child does. To be called
     /// before the first device is opened. The child gets a copy where the kernel makes one at fork
-    /// (5.12 and later); else such pages are missing in it, and with them whatever shares a page
-    /// with them.
+    /// (5.12 and later); else such pages are missing in the child, with all that lies in them.
     pub fn fork_init(&self) -> Result<()> {
         let status = self.functions.is_fork_initialized;
         // SAFETY: takes nothing. Asking opens a netlink socket and closes it.
@@ -227,8 +226,8 @@ impl Library {
         self.live[kind as usize].load(Ordering::Relaxed)
     }
 
-    /// Destructions that failed since the last call, each with its reason. Nobody can act on one
-    /// where it happens.
+    /// Destructions that failed since the last call, each with its reason. They are kept because
+    /// nobody can act on one where it happens.
     pub fn take_failures(&self) -> Vec<String> {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut failures)

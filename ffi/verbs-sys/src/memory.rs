@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Bytes that devices, and through them peers, read and write behind the program's back.
 ///
 /// # Safety
-/// Who implements this promises, for as long as the value lives, that
+/// The implementor promises, for as long as the value lives, that
 /// * `address` and `len_bytes` always give the same answers;
 /// * the range is mapped, readable, and writable unless it is only ever registered without write
 ///   access;
@@ -27,7 +27,7 @@ pub unsafe trait Memory: Send + Sync {
     fn len_bytes(&self) -> usize;
 }
 
-/// A protection domain: queue pairs reach the regions of their own one only.
+/// A protection domain: queue pairs reach only the regions of their own domain.
 pub struct Pd {
     pub(crate) context: Arc<Context>,
     raw: NonNull<c::ibv_pd>,
@@ -74,11 +74,11 @@ impl Drop for Pd {
     }
 }
 
-/// A registered region. Dropping it ends the device's access first and lets go of the memory then.
+/// A registered region. Dropping it first ends the device's access and then lets go of the memory.
 pub struct Mr {
     pd: Arc<Pd>,
     raw: NonNull<c::ibv_mr>,
-    /// Of the first byte, as requests and peers name it.
+    /// The address of the first byte, as requests and peers name it.
     address: u64,
     bytes: usize,
     /// `None` only in Drop.
@@ -247,7 +247,7 @@ impl Drop for Mr {
             status
         });
         if !is_ended {
-            // The device may still write it: nobody else may ever have it.
+            // The device may still write the memory, so it is never freed.
             std::mem::forget(owner);
         }
     }
@@ -292,7 +292,7 @@ impl Segment {
 /// A place in a peer's registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// As the peer's region counts.
+    /// The address, as the peer's region counts it.
     pub address: u64,
     /// The peer's key.
     pub key: u32,
@@ -313,7 +313,7 @@ const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 
 const _: () = assert!(c::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0 & OPTIONAL_ACCESS != 0);
 
-/// A region that counts from zero would make nonsense of [`Segment`]'s addresses.
+/// Refuses a region that counts from zero, because a [`Segment`] names bytes by their addresses.
 fn checked(access: c::ibv_access_flags) -> Result<u32> {
     if access.0 & c::ibv_access_flags::IBV_ACCESS_ZERO_BASED.0 != 0 {
         return Err(Error::Invalid(

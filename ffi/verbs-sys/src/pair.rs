@@ -29,7 +29,7 @@ pub struct QueuePairOptions<'a> {
     pub is_all_signaled: bool,
 }
 
-/// The peer's end, as the own one needs it to receive.
+/// What the own end has to know of the peer's to receive.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteEnd {
     /// The number of its queue pair.
@@ -47,7 +47,7 @@ pub struct RemoteEnd {
     pub no_receive_timer: u8,
 }
 
-/// What the own end needs to send.
+/// What the own end has to know to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Sending {
     /// The number of the first packet that it sends.
@@ -62,7 +62,7 @@ pub struct Sending {
     pub no_receive_retries: u8,
 }
 
-/// One end of a connection, or of none for datagrams.
+/// One end of a connection, or an end for datagrams, which have no connection.
 pub struct QueuePair {
     pd: Arc<Pd>,
     raw: NonNull<c::ibv_qp>,
@@ -131,7 +131,7 @@ impl QueuePair {
         unsafe { (&raw const (*self.raw.as_ptr()).qp_num).read() }
     }
 
-    /// What it has room for, at least what was asked for.
+    /// Its capacity, at least what was asked for.
     pub fn capacity(&self) -> &c::ibv_qp_cap {
         &self.capacity
     }

@@ -11,14 +11,14 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// Requests that are linked into one list. 32 requests are 4 KiB of stack, and a doorbell for 32
+/// The most requests that are linked into one list. 32 are 4 KiB of stack, and a doorbell for 32
 /// costs each of them little.
 pub const BATCH: usize = 32;
 
 /// Bytes of an atomic operation.
 const ATOMIC_BYTES: u32 = 8;
 
-/// The bytes of this side.
+/// The bytes of a request on this side.
 #[derive(Clone, Copy, Debug)]
 pub enum Local<'a> {
     /// No bytes.
@@ -28,14 +28,14 @@ pub enum Local<'a> {
     /// One piece of memory, copied when posted, with the limits of [`Local::Inline`]: for memory
     /// that other threads or devices may change, which no slice can name.
     InlineOne(Segment),
-    /// Several, one behind the other.
+    /// Several pieces, which follow one another in the message.
     Many(&'a [Segment]),
     /// These bytes, copied when posted; they need no registration. For sends and writes, at most
     /// [`inline_bytes_max`](crate::QueuePair::inline_bytes_max).
     Inline(&'a [u8]),
 }
 
-/// What to do with them.
+/// What a request does.
 #[derive(Clone, Copy)]
 pub enum Operation<'a> {
     /// A message to a posted receive, with an immediate number if one is given.
@@ -55,7 +55,7 @@ pub enum Operation<'a> {
         /// What comes there.
         swap: u64,
     },
-    /// Adds; as above.
+    /// Adds to 8 aligned bytes, and otherwise as [`Operation::CompareAndSwap`].
     FetchAndAdd {
         /// Where.
         place: Place,
@@ -105,9 +105,9 @@ pub struct ReceiveRequest<'a> {
 /// A list of which not everything was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PostError {
-    /// How many were, from its beginning. The others had no effect.
+    /// How many were posted, from its beginning. The others had no effect.
     pub posted: usize,
-    /// Why the next one was not.
+    /// Why the next one was not posted.
     pub errno: i32,
 }
 
@@ -140,8 +140,8 @@ pub(crate) struct Limits<'a> {
 }
 
 impl Limits<'_> {
-    /// What devices' code relies on and does not look at: it follows the pointers that the kind of
-    /// queue pair promises, and copies inline bytes into places of fixed size.
+    /// Checks what the code of devices relies on without checking it: it follows the pointers that
+    /// the kind of queue pair implies, and copies inline bytes into places of fixed size.
     #[inline]
     fn allow(&self, request: &SendRequest<'_>) -> bool {
         let operation = match request.operation {
@@ -186,7 +186,7 @@ pub(crate) fn post_sends(
         });
     }
     match requests {
-        // Somebody waits for it: without loops, and without room for others on the stack.
+        // A single request is urgent: it is posted without loops, and without stack for others.
         [one] => post_batches::<1>(std::slice::from_ref(one), post),
         _ => post_batches::<BATCH>(requests, post),
     }
@@ -203,8 +203,7 @@ fn post_batches<const MOST: usize>(
     for batch in requests.chunks(MOST) {
         let first = list.as_mut_ptr().cast::<c::ibv_send_wr>();
         for (index, request) in batch.iter().enumerate() {
-            // In its place: a request is 128 bytes, and a short message waits while they are
-            // copied.
+            // Filled in its place, because copying its 128 bytes would delay a short message.
             list[index] = MaybeUninit::zeroed();
             // SAFETY: numbers and pointers, of which all may be zero.
             let raw = unsafe { list[index].assume_init_mut() };
@@ -267,8 +266,8 @@ pub(crate) fn post_receives(
     Ok(())
 }
 
-/// The request in C. It points to the request's own segments, and to `inline` where its bytes are
-/// copied.
+/// Writes the request as C has it. It points to the request's own segments, or to `inline` for
+/// inline bytes.
 #[inline]
 fn fill(raw: &mut c::ibv_send_wr, request: &SendRequest<'_>, inline: &mut MaybeUninit<c::ibv_sge>) {
     use c::ibv_send_flags as flag;
@@ -381,7 +380,8 @@ fn raw_segments(segments: &[Segment]) -> (*mut c::ibv_sge, c_int) {
     (segments.as_ptr().cast_mut().cast(), segments.len() as c_int)
 }
 
-/// Which element of a list of `count` the library has named as the first that failed.
+/// The index of the element, in a list of `count`, that the library has named as the first that
+/// failed.
 fn index_of<T>(bad: *mut T, first: *mut T, count: usize) -> usize {
     let distance = (bad as usize).wrapping_sub(first as usize);
     let index = distance / size_of::<T>();

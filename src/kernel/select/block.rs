@@ -3,11 +3,10 @@
 use crate::kernel::access;
 use crate::memory::View;
 
-/// Magnitude of infinity: what is not below is not finite.
+/// Magnitude of infinity: only values below it are finite.
 pub const MAGNITUDE_INFINITE: u32 = 0x7f80_0000;
 
-/// Elements that are looked at between two looks at the limit; their picks fit the first-level
-/// cache.
+/// Elements between two checks of the limit; their picks fit the first-level cache.
 pub(super) const BLOCK: usize = 2048;
 
 /// The bits of a value without its sign.

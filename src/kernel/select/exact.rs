@@ -4,19 +4,21 @@ use super::histogram::{Level, histogram, place_from_top};
 use super::{MAGNITUDE_INFINITE, Picks, Scan, Source, collect, count_of, magnitude};
 use crate::prng::Prng;
 
-/// Elements of a sample. Its error at 1 % is a twentieth of the rank (one standard deviation), and
-/// it costs a cache miss an element: 1 % of a pass over 133 million.
+/// Elements of a sample. At a density of 1 % the k that it estimates is off by a twentieth (one
+/// standard deviation). Each element costs a cache miss; all take 1 % of a pass over 133 million
+/// elements.
 const SAMPLE: usize = 32 * 1024;
 
-/// Picks beyond k for which there is room whatever k is.
+/// Room for picks beyond k that does not depend on k.
 const SLACK: usize = 64 * 1024;
 
 /// Samples that may miss before the histograms decide.
 const ATTEMPTS: usize = 3;
 
 /// Replaces `picks` by the `k` largest elements, fewer where fewer are not zero, and gives the
-/// magnitude of the least of them (1 if all that are not zero were taken). With a `hint`, a
-/// magnitude that should lie a little below it, no sample is taken unless it misleads.
+/// magnitude of the least of them (1 if all that are not zero were taken). A `hint` is a magnitude
+/// that should lie a little below that of the k-th; with it no sample is taken, unless the hint
+/// misleads.
 pub fn select_top(
     sources: &[Source],
     k: usize,
@@ -51,7 +53,7 @@ pub fn select_top(
     by_histograms(sources, k, picks)
 }
 
-/// Elements that a pass may collect of which the `k` largest are kept.
+/// How many elements a pass may collect when the `k` largest of them are kept.
 pub fn room_for(k: usize) -> usize {
     k.saturating_mul(3).saturating_add(SLACK)
 }
@@ -79,8 +81,8 @@ fn sample_of(sources: &[Source]) -> Vec<u32> {
     (0..size).map(draw).collect()
 }
 
-/// A magnitude that at least `k` of `count` elements should reach, `margin` standard deviations on
-/// the safe side.
+/// A magnitude that at least `k` of `count` elements should reach, lowered by `margin` standard
+/// deviations.
 fn floor_of(sample: &mut [u32], count: u64, k: usize, margin: f64) -> u32 {
     if sample.is_empty() {
         return 1;
@@ -94,7 +96,8 @@ fn floor_of(sample: &mut [u32], count: u64, k: usize, margin: f64) -> u32 {
     (*bits).max(1)
 }
 
-/// Keeps the first `k` in the total order, in order of their indices; the least magnitude kept.
+/// Keeps the first `k` in the total order, in order of their indices. Gives the least magnitude
+/// kept (1 if all were kept).
 pub fn keep_top(picks: &mut Picks, k: usize) -> u32 {
     if picks.len() <= k {
         return 1;
@@ -108,8 +111,8 @@ pub fn keep_top(picks: &mut Picks, k: usize) -> u32 {
         let bits = magnitude(picks.values[index]);
         let is_tie = (bits == least) & (ties > 0);
         ties -= usize::from(is_tie);
-        // Written down, and the next over it unless it is kept: every third guess of a branch would
-        // be wrong.
+        // Written without a branch, and overwritten by the next if it is not kept: a third of the
+        // branches would be mispredicted.
         picks.indices[kept] = picks.indices[index];
         picks.values[kept] = picks.values[index];
         kept += usize::from((bits > least) | is_tie);

@@ -1,8 +1,8 @@
 //! The threshold that a normal distribution with the elements' mean and deviation would need for a
 //! density.
 //!
-//! It is an estimate: real gradients are narrower in the middle and later in a training far from
-//! normal, so that it selects too little. Gaussiank uses it, and corrects it.
+//! It is an estimate. Real gradients have a narrower middle than a normal distribution, and late in
+//! a training they are far from normal, so it selects too little. Gaussiank uses and corrects it.
 
 use super::{Source, magnitude};
 
@@ -17,7 +17,7 @@ pub struct Moments {
     pub squares: f64,
 }
 
-/// One pass.
+/// Sums the finite elements in one pass.
 pub fn moments(sources: &[Source]) -> Moments {
     let mut total = Moments::default();
     for source in sources {

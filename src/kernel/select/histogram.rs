@@ -13,8 +13,8 @@ const SHIFTS: [u32; LEVELS] = [20, 9, 0];
 /// Bits of each level's bins.
 const BITS: [u32; LEVELS] = [11, 11, 9];
 
-/// Tables that take turns. Magnitudes crowd in a few bins, and an addition waits for the one before
-/// to the same place.
+/// Tables that are used in turn. Most magnitudes fall into a few bins, and an addition to a bin has
+/// to wait for the previous one to the same bin.
 const TURNS: usize = 4;
 
 const _: () = assert!(BITS[0] + BITS[1] + BITS[2] == 31 && SHIFTS[1] == BITS[2]);
@@ -39,7 +39,7 @@ impl Level {
         1 << BITS[self.index]
     }
 
-    /// The next bits of the magnitudes in a bin; none below the last.
+    /// The level for the next bits of the magnitudes in a bin; `None` at the last level.
     pub fn below(self, bin: usize) -> Option<Level> {
         (self.index + 1 < LEVELS).then(|| Level {
             index: self.index + 1,
@@ -84,8 +84,8 @@ pub fn histogram_of(values: &[f32], level: Level) -> Vec<u64> {
     }
 }
 
-/// Where many of the values are counted. The level is a constant, so that what is shifted by is
-/// one.
+/// For levels at which many of the values are counted. The level is a constant, so that shifts are
+/// by constants.
 fn crowded<const INDEX: usize>(values: &[f32], prefix: u32) -> Vec<u64> {
     let (shift, bits) = (SHIFTS[INDEX], BITS[INDEX]);
     let mut counts = vec![0; 1 << bits];
@@ -94,8 +94,8 @@ fn crowded<const INDEX: usize>(values: &[f32], prefix: u32) -> Vec<u64> {
         let count = |table: &mut [u32; 1 << BITS[0]], value: f32| {
             let magnitude = magnitude(value);
             let upper = magnitude >> shift;
-            // Neither zero nor beyond what is finite. Who is not counted adds nothing to some bin:
-            // no branch to guess.
+            // Neither zero nor beyond what is finite. A value that is not counted adds 0 to some
+            // bin, so that there is no branch to mispredict.
             let is_counted =
                 (upper >> bits == prefix) & (magnitude.wrapping_sub(1) < MAGNITUDE_INFINITE - 1);
             table[upper as usize & ((1 << bits) - 1) & ((1 << BITS[0]) - 1)] +=
@@ -113,8 +113,8 @@ fn crowded<const INDEX: usize>(values: &[f32], prefix: u32) -> Vec<u64> {
     counts
 }
 
-/// The last level, where next to none of many values are counted, or nearly all: the branch is
-/// guessed right.
+/// For the last level, at which nearly none or nearly all of the values are counted: the branch is
+/// predicted well.
 fn scattered(values: &[f32], level: Level) -> Vec<u64> {
     const LAST: usize = LEVELS - 1;
     let mut counts = vec![0; level.bins()];

@@ -7,13 +7,13 @@
 //! selected; the latter are counted.
 //!
 //! - [`collect`]: everything from a magnitude on, in one pass ([`accumulate`] adds the gradient to
-//!   the residual in the same pass); gives up when there is more than a limit, so that no
-//!   distribution can take the memory.
+//!   the residual in the same pass); gives up when there is more than a limit, so that memory is
+//!   bounded for every distribution.
 //! - [`select_top`]: exactly k. A sample of the elements gives a magnitude that a little more than
-//!   k reach, [`collect`] fetches those, and a selection among them the k-th. Where the sample
-//!   misleads (an all-equal vector), [`histogram`]s of the magnitudes' bits find the k-th in three
-//!   passes and bounded memory.
-//! - [`moments`]: for the estimate of a threshold from a normal distribution
+//!   k reach, [`collect`] fetches those, and a selection among them finds the k-th. Where the
+//!   sample misleads (an all-equal vector), [`histogram`]s of the magnitudes' bits find the k-th in
+//!   three passes and bounded memory.
+//! - [`moments`]: sums for the estimate of a threshold by a normal distribution
 //!   ([`gaussian_magnitude`]).
 //!
 //! What a block of elements gives is defined by `scalar.rs`, which is the oracle of the vector code
@@ -76,7 +76,8 @@ impl Picks {
 pub struct Scan {
     /// More elements reached the magnitude than the limit allows: the picks are incomplete.
     pub is_over: bool,
-    /// Elements that are not finite; of all elements only if the pass was not over its limit.
+    /// Elements that are not finite. A [`collect`] that went over its limit has not seen all of
+    /// them.
     pub not_finite: u64,
 }
 

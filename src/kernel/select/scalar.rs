@@ -1,11 +1,11 @@
-//! A block one element at a time: definition, test oracle, tail of the vector code.
+//! A block one element at a time: the definition, the test oracle, and the tail of the vector code.
 
 use super::block::{Block, MAGNITUDE_INFINITE, Source, magnitude};
 use crate::kernel::access;
 use std::ops::Range;
 
-/// Appends to `block` what the elements `range` of the source give, from the element `done` of the
-/// range on.
+/// Appends to `block` what the elements `range` of the source give, without the first `done` of
+/// them.
 pub(super) fn select(
     source: Source,
     range: Range<usize>,

@@ -41,7 +41,8 @@ avx2_lanes! {
         _mm256_add_epi64 prod_64 min_u64 max_u64, integer _mm256_and_si256 _mm256_or_si256 _mm256_xor_si256 }
 }
 
-/// The bf16 of the even places and those of the odd ones, widened: apart they need no shuffles.
+/// The bf16 of the even places and those of the odd ones, widened. Kept apart they need no
+/// shuffles.
 type Pair = [__m256; 2];
 
 /// The upper half of 32 bits.
@@ -108,7 +109,7 @@ unsafe fn load_f16(from: *const __m128i) -> __m256 {
 narrowing_stores!("avx2,f16c", __m256 => _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
     store_f16 = _mm_storeu_si128 to __m128i, stream_f16 = _mm_stream_si128 to __m128i);
 
-/// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by
+/// The bf16 in the upper half of each f32; the lower half has no meaning. Rounds to nearest even by
 /// adding just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and
 /// made quiet.
 #[inline]

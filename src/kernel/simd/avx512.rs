@@ -45,7 +45,8 @@ avx512_lanes! {
         _mm512_add_epi64 _mm512_mullo_epi64 _mm512_min_epu64 _mm512_max_epu64, integer _mm512_and_si512 _mm512_or_si512 _mm512_xor_si512 }
 }
 
-/// The bf16 of the even places and those of the odd ones, widened: apart they need no shuffles.
+/// The bf16 of the even places and those of the odd ones, widened. Kept apart they need no
+/// shuffles.
 pub(super) type Pair = [__m512; 2];
 
 /// The upper half of 32 bits.
@@ -111,7 +112,7 @@ unsafe fn load_f16(from: *const __m256i) -> __m512 {
 narrowing_stores!("avx512f", __m512 => _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
     store_f16 = _mm256_storeu_si256 to __m256i, stream_f16 = _mm256_stream_si256 to __m256i);
 
-/// The bf16 in the upper half of each f32; the lower half is left over. Rounds to nearest even by
+/// The bf16 in the upper half of each f32; the lower half has no meaning. Rounds to nearest even by
 /// adding just under half of the last kept bit, or half of it if that bit is set; a NaN is cut and
 /// made quiet.
 #[inline]

@@ -1,6 +1,6 @@
 //! bf16 lanes on AVX512-BF16: as in `avx512.rs`, except that the CPU rounds.
 //!
-//! VCVTNE2PS2BF16 rounds to nearest even and quiets NaN as `half` does, but takes subnormals for
+//! VCVTNE2PS2BF16 rounds to nearest even and quiets NaN as `half` does, but treats subnormals as
 //! zero whatever MXCSR says. Vectors with a subnormal, which are rare, are rounded by the code of
 //! `avx512.rs`, so that the bits are the same on every CPU. Source: Intel 64 and IA-32
 //! Architectures Software Developer's Manual, volume 2.

@@ -5,7 +5,8 @@ use crate::memory::View;
 use crate::types::Finish;
 use std::ops::Range;
 
-/// A compiled reduction; see [`super::Fold::run`].
+/// A compiled reduction; see [`super::Fold::run`]. The CPU must have the instruction set that it
+/// was compiled for.
 pub(super) type Compiled = unsafe fn(Finish, &[View], &[View], Range<usize>, Stores) -> usize;
 
 /// A compiled multiplication; gives the count of elements that it did.

@@ -30,7 +30,7 @@ const fn power(n: u32) -> i64 {
 }
 
 const BLOCK_BITS: u32 = 8 * BLOCK_BYTES as u32;
-/// Factors of the first and the second half of 16 bytes that move on by a block.
+/// Factors that move the first and the second half of 16 bytes on by a block.
 const FIRST: i64 = power(BLOCK_BITS + 32);
 const SECOND: i64 = power(BLOCK_BITS - 32);
 
@@ -39,8 +39,8 @@ pub(super) fn is_present() -> bool {
     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq")
 }
 
-/// Folds the whole blocks of a view, of which `state` is what came before: 256 bytes with the same
-/// remainder behind a state of zero.
+/// Folds the whole blocks of a view that follow `state`. Gives 256 bytes that have the same
+/// remainder from a state of zero.
 ///
 /// # Safety
 /// The CPU has AVX-512 F and VPCLMULQDQ; the view has bytes, at least one block of them.

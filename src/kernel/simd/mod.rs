@@ -1,7 +1,7 @@
 //! Vector code for x86-64: AVX2 (with F16C) and AVX-512 (F, BW, DQ, VL), chosen once at run time.
 //!
 //! Each function does as many leading elements as it can and says how many; the caller does the
-//! rest with the scalar code. Elsewhere, and on older CPUs, that is all of them.
+//! rest with the scalar code. On other architectures and older CPUs the rest is all of them.
 //!
 //! Not here: the integer division of averages (done block by block in scalar code after the vector
 //! sum) and intrinsics for conversions other than those among f32, f16 and bf16.
@@ -92,7 +92,8 @@ pub(super) fn stream_head_bytes(
     is_possible.then_some(head_bytes)
 }
 
-/// Scales leading elements; how many. Arguments as in [`crate::kernel::scale`], none size-only.
+/// Scales leading elements and says how many. Arguments as in [`crate::kernel::scale`], none
+/// size-only.
 pub(super) fn scale(
     isa: Isa,
     dtype: DataType,
@@ -109,8 +110,8 @@ pub(super) fn scale(
     }
 }
 
-/// Fills an empty block with what leading elements `range` of a source give; how many. With
-/// `is_stored`, sums are stored into the first view. Arguments as in `kernel::select`.
+/// Fills an empty block with what leading elements of `range` of a source give, and says how many.
+/// With `is_stored`, sums are stored into the first view. Arguments as in `kernel::select`.
 pub(super) fn select(
     isa: Isa,
     source: Source,
@@ -144,9 +145,9 @@ pub(super) fn select(
     }
 }
 
-/// Bytes with the same CRC32C behind a state of zero as the leading ones of the view behind
-/// `state`, and how many those are. `None`: there is no vector code for this CPU, or too little to
-/// fold.
+/// Folds the leading bytes of a view. Gives bytes whose CRC32C from a state of zero is that of the
+/// leading ones from `state`, and how many those are. `None`: there is no vector code for this CPU,
+/// or too little to fold.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn fold_crc(state: u32, view: View) -> Option<([u8; crc::BLOCK_BYTES], usize)> {
     let bytes = view.len_bytes() / crc::BLOCK_BYTES * crc::BLOCK_BYTES;

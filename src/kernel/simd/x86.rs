@@ -43,7 +43,8 @@ pub(super) fn scale(
     unsafe { scale(factor, source, destination) }
 }
 
-/// The lane of the operators that depend on signedness, the lane of those that do not.
+/// The loop of an operator: min and max depend on signedness and use the lane `$ordered`; sums and
+/// products use `$ring`.
 macro_rules! by_combine {
     ($fold:ident, $ordered:ty, $ring:ty, $last:ty, $combine:expr, $bits:expr) => {
         match $combine {

@@ -55,7 +55,8 @@ fn truth_values_are_combined_as_bytes_that_are_0_or_not() {
     }
 }
 
-/// The value of an operator on integers that do not wrap, and the quotient of a sum that has.
+/// The value of an operator, computed without overflow, wrapped to the type by `wrap` and then
+/// divided if `finish` says so.
 fn wide(combine: Combine, finish: Finish, (a, b): (i64, i64), wrap: impl Fn(i64) -> i64) -> i64 {
     let combined = wrap(match combine {
         Combine::Sum => a + b,
@@ -108,7 +109,7 @@ fn integers_of_16_bits_are_right_for_all_values_with_those_at_edges() {
     check_integers!(i16, pairs(&edges.map(|value: u16| value as i16), &signed));
 }
 
-/// The one NaN that the checks know.
+/// The bits that stand for every NaN in the checks.
 const NAN: u32 = 0x7f;
 
 macro_rules! check_floats {

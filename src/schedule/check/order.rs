@@ -3,8 +3,8 @@
 //! Every step has three events: it *starts* (its full dependencies have completed), its elements
 //! are *processed*, it *completes* (rule 2 of the module [`crate::schedule`]). Between steps,
 //! overlap edges and messages order element by element; full edges and signals order whole steps.
-//! An order that is found is real; an order that exists only through a mixture that this file does
-//! not follow is reported as missing.
+//! An order that is found is real. An order that exists only through a combination of edges that
+//! this file does not follow is reported as missing.
 
 use super::fault::{CheckError, Fault};
 use super::run::Trace;
@@ -20,11 +20,11 @@ const COMPLETE: usize = 2;
 struct Order<'w, 'a> {
     world: &'w World<'a>,
     trace: &'w Trace,
-    /// Events before an event, as bits, found when asked for.
+    /// For each event, the events before it as bits; computed when first asked for.
     before: Vec<Option<Box<[u64]>>>,
 }
 
-/// Equal elements of two steps: element `a_index + i` of `a` and `c_index + i` of `c`, for `i`
+/// Elements that two steps share: element `a_index + i` of `a` and `c_index + i` of `c`, for `i`
 /// below `len`.
 #[derive(Clone, Copy)]
 struct Shared {
@@ -186,7 +186,8 @@ impl Order<'_, '_> {
         Err(self.error(Fault::Unordered, c.0, &at, text))
     }
 
-    /// Cheapest first: edges between elements, then whole steps, then both, element by element.
+    /// Tries the cheapest first: edges between elements, then whole steps, then both, element by
+    /// element.
     fn is_ordered(&mut self, shared: Shared) -> bool {
         self.is_chained(shared, false, &mut HashSet::new())
             || self.is_before(3 * shared.a + PROCESSED, 3 * shared.c + START)

@@ -11,9 +11,9 @@ use std::collections::{HashMap, VecDeque};
 pub(super) struct Trace {
     /// What every step touched.
     pub resolved: Vec<Resolved>,
-    /// For steps with [`Join::Any`]: the dependency that started it.
+    /// For each step with [`Join::Any`]: the dependency that started it.
     pub started_by: Vec<Option<usize>>,
-    /// For waits: the signals that completed it.
+    /// For each wait: the signals that completed it.
     pub signals: HashMap<GlobalStep, Vec<GlobalStep>>,
     /// Signals by sender, receiver and lane.
     pub sent: HashMap<(Rank, Rank, Lane), GlobalStep>,
@@ -222,7 +222,7 @@ impl<'w, 'a> Run<'w, 'a> {
         } else {
             (partner, global)
         };
-        // The other end was ready earlier and resolved then, unless it still is in the queue.
+        // The other end may still be in the queue and not be resolved yet.
         let (recv_rank, recv_index) = self.world.place(recv);
         let source = self
             .world
@@ -334,7 +334,7 @@ impl<'w, 'a> Run<'w, 'a> {
                     },
                 };
                 let outcome = match values[k] {
-                    // A barrier's messages say nothing but that they came.
+                    // The content of a barrier's messages does not matter.
                     _ if self.world.spec.collective == Collective::Barrier => Ok(operand),
                     _ if !operand.is_defined() => {
                         Err((Fault::Undefined, format!("source {number} is {operand}")))

@@ -1,5 +1,4 @@
-//! Canaries: schedules that are right, and the same with one mistake each, which the checker must
-//! find.
+//! Canaries: right schedules, and variants with one mistake each, which the checker must find.
 
 use super::*;
 use crate::schedule::{
@@ -370,8 +369,8 @@ fn mail_is_sent_once_and_read_after_it_has_come() {
     assert_eq!(fault(&with(both(), 1, twice)), Some(Fault::Signal));
 }
 
-/// Ranks 0 and 1 fill their windows and signal; rank 2 reads the windows of `read` once one of them
-/// has.
+/// Ranks 0 and 1 fill their windows and signal; rank 2 reads the windows of `read` once one of the
+/// two has signalled.
 fn first_come(read: &[Rank]) -> Vec<Schedule> {
     let one = |rank: Rank| {
         let mut b = builder(rank, 3);

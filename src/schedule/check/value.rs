@@ -9,7 +9,8 @@ use crate::types::Rank;
 pub struct Value {
     /// Set of ranks whose input is in it, one bit each; 0: never written.
     pub contributors: u64,
-    /// Hash of the expression; the two operands of one operation commute, steps do not.
+    /// Hash of the expression: equal if the operands of one operation are swapped, and different if
+    /// operations are grouped in another way.
     pub tree: u64,
     /// Index in the input of each contributor.
     pub element: u32,

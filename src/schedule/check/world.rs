@@ -55,7 +55,7 @@ pub(super) struct Resolved {
     pub len: u64,
 }
 
-/// Where a buffer of the caller lies when it is part of the other one: there, from this element on.
+/// Where an input or output in place lies: in this other buffer, from this element on.
 #[derive(Clone, Copy, Debug)]
 struct Alias {
     buffer: BufferId,
@@ -293,7 +293,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The elements that a step touches, with the values that slots have now.
+    /// The elements that a step touches, with these values of the slots.
     pub fn resolve(&self, global: GlobalStep, slots: &[u64]) -> Result<Resolved, CheckError> {
         let (rank, index) = self.place(global);
         let mut resolver = Resolver {
@@ -411,7 +411,7 @@ impl Resolver<'_, '_> {
         let (start, len) = range.extent.resolve(&count);
         let origin = range.origin.position(count.count);
         let (storage, offset) = self.world.locate(owner, range.buffer);
-        // A length of its own: an aliased buffer ends before the storage does.
+        // The bound is the buffer's own length: a buffer in place may end before its storage does.
         let (input, output) = self.world.lens(owner);
         let bound = match range.buffer {
             BufferId::INPUT => input,

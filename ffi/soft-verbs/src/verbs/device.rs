@@ -13,14 +13,14 @@ use linerate_verbs_sys::raw::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Fields of `ibv_port_attr` that its first version had, in bytes.
+/// Bytes of `ibv_port_attr` in its first version.
 const OLD_PORT_BYTES: usize = 48;
 
 /// Physical states of a port, as the InfiniBand specification numbers them.
 const DISABLED: u8 = 3;
 const LINK_UP: u8 = 5;
 
-/// A device of a list; C knows its beginning.
+/// A device of a list. It begins with the structure that C knows.
 #[repr(C)]
 struct Device {
     base: ibv_device,
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_conte
 }
 
 /// # Safety
-/// An open device. As with libibverbs, what is left of it may still be ended.
+/// An open device. As with libibverbs, objects that are left of it may still be destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: our caller promises it.

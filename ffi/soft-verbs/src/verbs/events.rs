@@ -38,7 +38,7 @@ fn next(opened: &Opened) -> Option<ibv_async_event> {
             opened.up_at.store(until, Ordering::Relaxed);
             opened.events.set_timer(until);
         }
-        // What it is about may have ended.
+        // The object that it is about may have been destroyed.
         let event = event_of(opened, kind, number);
         if event.is_some() {
             return event;
@@ -56,7 +56,7 @@ fn next(opened: &Opened) -> Option<ibv_async_event> {
     }
 }
 
-/// An event as C has it; `None`: what it is about has ended.
+/// An event as C has it; `None`: the object that it is about has been destroyed.
 fn event_of(opened: &Opened, kind: ibv_event_type, number: u32) -> Option<ibv_async_event> {
     let mut event = ibv_async_event {
         event_type: kind,

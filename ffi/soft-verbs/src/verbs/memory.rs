@@ -116,7 +116,7 @@ fn is_mapped(address: usize, bytes: usize) -> bool {
 }
 
 /// # Safety
-/// Never called with a domain that lives: no device here knows foreign memory.
+/// None of the arguments is used: no device here can register device memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     _: *mut ibv_pd,

@@ -20,20 +20,20 @@ use std::sync::{Arc, Mutex};
 
 /// The first port of every device.
 const PORT: u8 = 1;
-/// An open device; C knows its end.
+/// An open device. C knows the end of its first member.
 #[repr(C)]
 struct Opened {
     verbs: verbs_context,
     process: Arc<Process>,
     device: u32,
     events: Waker,
-    /// Objects that were made of it.
+    /// Objects that were made of it and live.
     users: AtomicUsize,
-    /// When its port comes up, which is an event then; 0: it is up, as far as was told.
+    /// When its port comes up again, which is an event then; 0: no such event is due.
     up_at: AtomicU64,
 }
 
-/// A protection domain; C knows its beginning.
+/// A protection domain. It begins with the structure that C knows.
 #[repr(C)]
 struct Domain {
     base: ibv_pd,
@@ -41,7 +41,7 @@ struct Domain {
     users: AtomicUsize,
 }
 
-/// An address handle; C knows its beginning.
+/// An address handle. It begins with the structure that C knows.
 #[repr(C)]
 pub struct Handle {
     base: ibv_ah,
@@ -49,7 +49,7 @@ pub struct Handle {
     pub gid: ibv_gid,
 }
 
-/// The process, as long as its number is the same: a forked child begins anew.
+/// The state of this process, with its number: a forked child begins anew.
 static PROCESS: Mutex<Option<(u32, Arc<Process>)>> = Mutex::new(None);
 
 fn process() -> Result<Arc<Process>, c_int> {
@@ -58,7 +58,7 @@ fn process() -> Result<Arc<Process>, c_int> {
     if let Some((_, process)) = known.as_ref().filter(|(id, _)| *id == own) {
         return Ok(process.clone());
     }
-    // What a child has of its parent stays its parent's.
+    // A child must not drop its parent's objects.
     std::mem::forget(known.take());
     let settings = Settings::from_env().map_err(|why| {
         eprintln!("soft-verbs: {why}");
@@ -124,7 +124,7 @@ impl Opened {
         gid_of(self.port(), index, moves)
     }
 
-    /// A device that is gone refuses everything but to end what was made of it.
+    /// A device that is gone refuses everything but the destruction of what was made of it.
     fn check(&self) -> Result<(), c_int> {
         match self.process.port(self.device).is_gone() {
             true => Err(libc::EIO),
@@ -133,7 +133,7 @@ impl Opened {
     }
 }
 
-/// The process ends: its slot is free for others.
+/// Frees the slot when the process ends.
 pub extern "C" fn leave() {
     if let Ok(known) = PROCESS.try_lock()
         && let Some((id, process)) = known.as_ref()

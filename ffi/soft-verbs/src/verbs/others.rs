@@ -1,5 +1,5 @@
-//! What programs bind and hardly use, and what the providers of kernel devices bind, which perftest
-//! links (libmlx5, libefa): no device here is theirs.
+//! Functions that programs link and hardly use, and those that the providers of kernel devices link
+//! (libmlx5, libefa), which perftest links in turn. No device here is theirs.
 
 use super::{Opened, PORT, set_errno};
 use libc::{c_char, c_int, c_void};

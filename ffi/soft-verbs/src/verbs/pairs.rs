@@ -283,7 +283,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(raw: *mut ibv_qp) -> c_int {
     let entry = process.arena().pair(core.number);
     core.change(ibv_qp_state::IBV_QPS_RESET, ibv_qp_attr::default());
     {
-        // Nobody moves bytes through it any more then.
+        // After this nobody moves bytes through it.
         let _guard = entry.lock.lock();
         entry.number.store(0, Ordering::Release);
     }
@@ -293,7 +293,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(raw: *mut ibv_qp) -> c_int {
     if core.shared.is_none() {
         receives::close(process.arena(), core.receives);
     }
-    // SAFETY: what it was made of lives longer.
+    // SAFETY: its queues and its domain live longer.
     unsafe {
         for queue in core.queues {
             (*queue).users.fetch_sub(1, Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! What numbers are called, and what a fork does.
+//! The names of numbers, and what a fork does.
 
 use libc::{c_char, c_int};
 use linerate_verbs_sys::raw::{ibv_event_type, ibv_fork_status, ibv_port_state, ibv_wc_status};
 
-/// A child has copies of everything.
+/// Nothing to do: a child has copies of everything.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_fork_init() -> c_int {
     0
