@@ -53,8 +53,8 @@ pub struct Config {
     /// `LINERATE_CHUNK_BYTES`.
     pub chunk_bytes: usize,
     /// Bytes of one window slot (*shared*), the unit in which memory that is not registered is
-    /// staged. Default 256 KiB, or 512 KiB for each thread where a rank shares its work among
-    /// several; 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
+    /// staged. Default 256 KiB; where ranks share memory and a rank has several threads, 512 KiB
+    /// for each thread. 16 KiB to 16 MiB, a multiple of 64. `LINERATE_WINDOW_BYTES`.
     pub window_bytes: usize,
     /// Algorithm by name for every operation (*shared*); `None` lets the cost model choose.
     /// `LINERATE_ALGO`.
@@ -69,24 +69,25 @@ pub struct Config {
     /// none, it takes small ones. Off where memory is so fragmented that looking for huge pages
     /// takes longer than they save. `LINERATE_HUGE_PAGES=auto|off`.
     pub huge_pages: bool,
-    /// Threads that share a copy or a reduction of 4 MiB and more, the calling one included.
-    /// Default: the cores that the process may use, divided by the ranks of this host, but at most
-    /// 4. Range 1 to 64. Set it where ranks are bound to several cores each, which the default
+    /// Threads that share a copy or a reduction of 512 KiB and more, the calling one included. 1
+    /// to 64. Default: the cores that the process may use, divided by the ranks of this host, at
+    /// least 1 and at most 4. Set it where ranks are bound to several cores each, which the default
     /// cannot see. The results are the same bits. `LINERATE_THREADS`.
     pub threads: Option<usize>,
     /// Whether ranks of one host read messages of memory that is not registered out of each other's
     /// address spaces (cross-memory attach, `process_vm_readv`) instead of staging them. Default
-    /// `auto`: where the kernel lets each read the other, and a measurement of a millisecond when
-    /// the rank joins finds it faster than copying. `on`: wherever the kernel lets them. `off`:
-    /// never, where a debugger or another tool must not see such reads. It concerns messages of 32
-    /// KiB and more; collectives through windows stage all the same. `LINERATE_CMA=auto|on|off`.
+    /// `auto`: where the kernel lets both ranks read each other, and a measurement of a
+    /// millisecond, made when the rank joins, finds it faster than staging. `on`: wherever the
+    /// kernel lets them. `off`: never, for a debugger or another tool that must not see such reads.
+    /// It concerns messages of 32 KiB and more; collectives through windows are staged all the
+    /// same. `LINERATE_CMA=auto|on|off`.
     pub cma: CrossMemory,
     /// Print what was chosen and why. Default off. `LINERATE_DEBUG=info|off`.
     pub debug: bool,
-    /// Where the findings that correct the choice of algorithms come from; all ranks use rank 0's.
-    /// Default the built-in ones. `LINERATE_MODEL` names a file, or is `off` for the built-in ones.
-    /// If it is not set, the file is `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`.
-    /// `linerate explain --calibrate` writes it.
+    /// Where the findings are that correct the choice of algorithms. Default the built-in ones; all
+    /// ranks use those of rank 0. `LINERATE_MODEL`: a file, or `off` for the built-in ones; if it
+    /// is not set, `linerate/model` in `XDG_CACHE_HOME` or in `~/.cache`. It is written by
+    /// `linerate explain --calibrate`.
     pub findings: FindingsFrom,
     /// Overrides the identity of the host; ranks with equal ones use shared memory.
     /// `LINERATE_HOSTID`.
@@ -102,8 +103,8 @@ pub struct Config {
 /// What moves operations that have been started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// A thread, made when the first operation is started, if this host has more cores than ranks
-    /// of the job; else the calls of the application.
+    /// As [`Progress::Thread`], from the first operation that is started on, if this host has more
+    /// cores than ranks of the job; else as [`Progress::Inline`].
     Auto,
     /// A thread, so that operations advance while the application computes: one for all
     /// communicators that were made from one another. It sleeps while nothing is under way, and
@@ -327,7 +328,7 @@ fn findings_from(lookup: &impl Fn(&str) -> Option<String>) -> FindingsFrom {
     }
 }
 
-/// The timeout, if an operation may wait that long.
+/// The time, if an operation may wait that long.
 pub(crate) fn checked_timeout(timeout: Duration) -> Result<Duration> {
     field::check_timeout("the timeout of an operation", timeout)?;
     Ok(timeout)

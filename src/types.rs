@@ -110,8 +110,7 @@ impl DataType {
         }
     }
 
-    /// What the address of an element is a multiple of, in bytes. A complex number is aligned as
-    /// its parts are.
+    /// Alignment of an element in bytes. A complex number is aligned as its parts are.
     pub const fn align_bytes(self) -> usize {
         self.part().size_bytes()
     }
@@ -134,7 +133,7 @@ impl DataType {
         matches!(self, DataType::C64 | DataType::C128)
     }
 
-    /// The type of the real and of the imaginary part; of a type that is not complex, itself.
+    /// The type of the real and of the imaginary part. A type that is not complex is its own part.
     pub(crate) const fn part(self) -> DataType {
         match self {
             DataType::C64 => DataType::F32,
@@ -225,21 +224,21 @@ impl FromStr for DataType {
 /// | `BitOr` | - | bitwise or | or | - |
 /// | `BitXor` | - | bitwise exclusive or | exclusive or | - |
 ///
-/// A collective with an operator that its type does not have is an error that names those that it
-/// has. With one rank nothing is combined: the result is the input, bit by bit (times the factor
-/// with `PremulSum`).
+/// An operator that the element type does not have is an error that names those that it has. With
+/// one rank nothing is combined: the result is the input, bit by bit; with `PremulSum` it is the
+/// input times the factor.
 ///
 /// Integers wrap. `Min` and `Max` on floats: NaN wins, and -0 is less than +0. `Avg` is a sum that
 /// is divided once, at the end, by the number of ranks (integers truncate toward zero).
 ///
-/// Sums of floats, also those of `Avg`, may overflow to infinity ([`F8E4M3`] has none and gives
-/// NaN). The algorithm decides where: f16, bf16 and 8-bit floats are added in f32 and rounded to
-/// the type whenever a partial sum is stored or sent. So the average of three 60000 in f16 is 60000
-/// where one rank adds all three, and infinite where partial sums travel. With every algorithm and
-/// over every transport f16 is safe where ranks * the largest magnitude is at most 32752, half of
-/// what the type holds (up to 1000 ranks: rounding may enlarge a sum). Beyond that, scale first:
-/// `PremulSum(0.25)` of three ranks gives three quarters of their average, and a factor that is a
-/// power of two rounds nothing but subnormal values.
+/// Sums of floats may overflow, those of `Avg` too: to infinity, or to NaN with [`F8E4M3`], which
+/// has no infinity. The algorithm decides where: f16, bf16 and 8-bit floats are added in f32 and
+/// rounded to the type whenever a partial sum is stored or sent. So the average of three 60000 in
+/// f16 is 60000 where one rank adds all three, and infinite where partial sums travel. With every
+/// algorithm and over every transport f16 is safe where ranks * the largest magnitude is at most
+/// 32752, half of what the type holds (up to 1000 ranks: rounding may enlarge a sum). Beyond that,
+/// scale first: `PremulSum(0.25)` of three ranks gives three quarters of their average, and a
+/// factor that is a power of two rounds nothing but subnormal values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceOp {
     /// Sum.
@@ -328,7 +327,7 @@ impl ReduceOp {
         }
     }
 
-    /// An error unless the operator exists for the type, as the part of a sentence.
+    /// An error unless the operator exists for the type. Its text is a part of a sentence.
     pub(crate) fn check_defined_for(self, dtype: DataType) -> Result<(), String> {
         if self.is_defined_for(dtype) {
             return Ok(());

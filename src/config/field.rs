@@ -6,13 +6,13 @@ use std::time::Duration;
 
 /// A number of a struct of settings.
 pub(super) struct Field {
-    /// As code reaches it from a [`super::Config`].
+    /// The path of the field in a [`super::Config`].
     pub name: &'static str,
     /// The variable that sets it.
     pub variable: &'static str,
     pub least: u64,
     pub most: u64,
-    /// It is a multiple of this.
+    /// The value is a multiple of this.
     pub unit: u64,
 }
 
@@ -39,7 +39,7 @@ impl Field {
         }
     }
 
-    /// As [`Field::check`], where it is set.
+    /// As [`Field::check`]; a value that is not set is allowed.
     pub fn check_some<T: Copy + TryInto<u64>>(&self, value: Option<T>) -> Result<()> {
         match value {
             Some(value) => self.check(value.try_into().unwrap_or(u64::MAX)),
@@ -47,7 +47,7 @@ impl Field {
         }
     }
 
-    /// A whole number that is allowed.
+    /// Parses a whole number, and checks it.
     pub fn parse(&self, text: &str) -> Result<u64> {
         let value = text.parse().map_err(|_| self.refuse(text))?;
         self.check(value).map(|()| value)
@@ -98,7 +98,7 @@ pub(super) fn parse_choice<T: Copy>(
 /// Longest timeout: three decades, so that no sum of times overflows.
 const TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000_000);
 
-/// An error if something may not be waited for so long.
+/// An error unless this timeout is allowed.
 pub(super) fn check_timeout(name: &str, timeout: Duration) -> Result<()> {
     match timeout > Duration::ZERO && timeout <= TIMEOUT_MAX {
         true => Ok(()),

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 
 /// The shortest secret: 128 bits, if it is random.
 const SECRET_BYTES_MIN: usize = 16;
-/// Longer ones are hashed anyway; a file of more is the wrong file.
+/// The longest secret. A longer file is the wrong file.
 pub(crate) const SECRET_BYTES_MAX: usize = 4096;
 
 /// What proves that a process belongs to the job: it never travels, and is not printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Secret {
-    /// Only loopback is served, to processes of one user, unless [`JobSettings::is_insecure`].
+    /// No secret: only processes of one user are served, over loopback, unless
+    /// [`JobSettings::is_insecure`].
     #[default]
     None,
     /// This text.
@@ -38,13 +39,12 @@ pub struct JobSettings {
     /// least 16 characters, or `LINERATE_SECRET_FILE`, a file that only its owner may read.
     /// `linerate launch` makes one.
     pub secret: Secret,
-    /// Serve other hosts without a secret: any process that reaches a port may speak to
-    /// it. Default off.
-    /// `LINERATE_INSECURE=1`.
+    /// Serve other hosts without a secret: any process that reaches a port may speak to it. Default
+    /// off. `LINERATE_INSECURE=1`.
     pub is_insecure: bool,
-    /// Interfaces whose addresses this rank uses, by the beginnings of their names; `=eth0` means
-    /// that name only, `^` before all of them any other. Default: the one that the route to rank 0
-    /// leaves by. `LINERATE_IFNAME`, such as `eth,ib0`.
+    /// Interfaces whose addresses this rank uses, by the beginnings of their names. `=eth0` means
+    /// exactly that name; a list that begins with `^` means all other interfaces. Default: the
+    /// interface of the route to rank 0. `LINERATE_IFNAME`, such as `eth,ib0`.
     pub interfaces: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl JobSettings {
         })
     }
 
-    /// Checks every field, wherever it was set; what a file holds where that is read.
+    /// Checks every field, wherever it was set. What a file holds is checked when it is read.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] with the field and what is allowed.

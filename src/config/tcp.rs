@@ -25,26 +25,25 @@ pub struct TcpSettings {
     /// What proves that a rank belongs to the job (*shared*). None: only loopback is served. A
     /// communicator takes it from [`super::JobSettings`].
     pub secret: Option<Vec<u8>>,
-    /// Serve other hosts without a secret: any process that reaches a port may speak to
-    /// it. Default off.
-    /// A communicator takes it from [`super::JobSettings`].
+    /// Serve other hosts without a secret: any process that reaches a port may speak to it. Default
+    /// off. A communicator takes it from [`super::JobSettings`].
     pub is_insecure: bool,
-    /// A CRC32C for every frame (*shared*), against what changes bytes behind the checksums of TCP.
-    /// Default off. `LINERATE_INTEGRITY=crc|off`.
+    /// A CRC32C for every frame (*shared*), against changes of bytes that the checksums of TCP do
+    /// not see. Default off. `LINERATE_INTEGRITY=crc|off`.
     pub has_crc: bool,
     /// Encrypt every connection with TLS 1.3, with keys that only holders of the job's secret have
     /// (*shared*). Needs a secret. Default off: it takes the time of encrypting every byte on both
-    /// sides. On where others can reach the wires. `LINERATE_TLS=on|off`.
+    /// sides. Turn it on where others can reach the network. `LINERATE_TLS=on|off`.
     pub has_tls: bool,
-    /// A connection whose other side's kernel has been silent for so long is given up, and a peer
-    /// that cannot be reached for so long has failed. Default 20 s; `LINERATE_TCP_TIMEOUT`,
-    /// seconds.
+    /// A connection is given up when the kernel of the other side has been silent for this time,
+    /// and a peer that cannot be reached for this time has failed. Default 20 s;
+    /// `LINERATE_TCP_TIMEOUT`, seconds.
     pub timeout: Duration,
-    /// Bits per second that leave this rank at most, over all its connections: to see on fast links
-    /// how a job runs on slow ones. From 1000 up; default no limit. `LINERATE_TCP_PACE`, such as
-    /// `1gbit`, `2.5gbit`, `100mbit`.
+    /// The most bits per second that this rank sends, over all its connections: it shows on fast
+    /// links how a job runs on slow ones. From 1000 up; default no limit. `LINERATE_TCP_PACE`, such
+    /// as `1gbit`, `2.5gbit`, `100mbit`.
     pub pace_bits_per_second: Option<u64>,
-    /// Say what usually does not matter, such as options that the kernel refuses. A communicator
+    /// Report what usually does not matter, such as options that the kernel refuses. A communicator
     /// takes it from [`super::Config::debug`].
     pub is_debugging: bool,
     /// Addresses of this host on which to listen. None: loopback.
@@ -136,7 +135,7 @@ fn parse_pace(text: &str) -> Result<u64> {
     })
 }
 
-/// Keys come from the secret.
+/// The error of TLS without a secret, from which its keys come.
 pub(crate) fn tls_without_secret() -> Error {
     Error::invalid(
         "LINERATE_TLS=on (--tls) without a secret, of which keys are made, lets anybody stand between two ranks: set LINERATE_SECRET (or LINERATE_SECRET_FILE) to the same secret on all ranks, such as the output of `openssl rand -hex 32`",

@@ -46,8 +46,8 @@ pub struct VerbsSettings {
     /// Slots of a ring, per peer and direction: how many short messages, signals and announcements
     /// may be under way. 8 to 1024. Every slot takes 4160 bytes on both sides; receives, completion
     /// queues and queue pairs grow with it, so lower it where a device has too few entries for many
-    /// ranks. All ranks need the same. Default: 64 in jobs of up to 127 ranks, then as many as take
-    /// 64 MiB if all peers are used, and 8 at least. `LINERATE_VERBS_SLOTS`.
+    /// ranks. All ranks need the same. Default: 64 in jobs of up to 127 ranks; in larger jobs as
+    /// many as fit 64 MiB if all peers are used, at least 8. `LINERATE_VERBS_SLOTS`.
     pub slots: Option<u32>,
     /// Longest piece of a long message, put or get that is posted at once. Default 1 MiB, 4 KiB to
     /// 64 MiB. Shorter where short messages wait too long behind long ones.
@@ -74,12 +74,12 @@ pub struct VerbsSettings {
     /// Default on: faster on some hosts, and the library waits for completions, which overtake
     /// nothing. `LINERATE_VERBS_RELAXED_ORDERING=on|off`.
     pub is_relaxed: bool,
-    /// A peer that no queue pair reaches for so long has failed. Default 20 s.
+    /// A peer that no queue pair reaches for this time has failed. Default 20 s.
     /// `LINERATE_VERBS_TIMEOUT`, seconds.
     pub timeout: Duration,
     /// Queue pairs per device and peer. Default 1, 1 to 8 for all devices together. More where one
-    /// does not fill the link: some devices serve each by one engine, and some networks choose a
-    /// way for each. `LINERATE_VERBS_QUEUE_PAIRS`.
+    /// does not fill the link: some devices serve each queue pair with one engine, and some
+    /// networks choose a path for each. `LINERATE_VERBS_QUEUE_PAIRS`.
     pub queue_pairs: u32,
     /// Payload of a packet at most: 256 to 4096, a power of two. Default: what the ports of both
     /// sides have. Less is only good for comparing. `LINERATE_VERBS_MTU`.
@@ -88,21 +88,22 @@ pub struct VerbsSettings {
     /// them: half a microsecond over PCIe. Default 220 (as perftest for latency), 0 to 1024; a
     /// device that has no room for this many uses none. `LINERATE_VERBS_INLINE_BYTES`.
     pub inline_bytes: u32,
-    /// One post in this many makes a completion, and the last of each doorbell. Default 16, 1 to
-    /// 64. `LINERATE_VERBS_SIGNAL_EVERY`.
+    /// One post in this many makes a completion, and so does the last post of each doorbell.
+    /// Default 16, 1 to 64. `LINERATE_VERBS_SIGNAL_EVERY`.
     pub signal_every: u32,
-    /// Atomic operations are done by devices, not by the processor of the word's owner: faster, and
-    /// what `perf` measures. Default off: they are at once only among those of one device, not with
-    /// what processors do, one whose answer a fault has lost ends as flushed although it may have
-    /// been done, and so clause 20 of [`crate::transport`] does not hold.
+    /// Atomic operations are done by devices, not by the processor of the word's owner. This is
+    /// faster, and `perf` measures it. Default off, because clause 20 of [`crate::transport`] does
+    /// not hold then: they are atomic only among those of one device, not with what processors do,
+    /// and one whose answer a fault has lost ends as flushed although it may have been done.
     /// `LINERATE_VERBS_ATOMICS=owner|device`.
     pub has_device_atomics: bool,
     /// Puts of an aligned word of 1, 2, 4 or 8 bytes are writes without immediate data, as
-    /// perftest's are, where nothing waits to leave before them: the owner's processor has nothing
-    /// to do for them. For owners that look at the word all the time, and for `perf`. Default off,
-    /// and set in code only: a sleeping owner is not woken (clause 17 of [`crate::transport`]), the
-    /// word may be there before what was put earlier (clause 8), a word whose queue pair fails ends
-    /// as flushed although it may have come, and the latest end with a slow look.
+    /// perftest's are, if nothing waits to leave before them. The owner's processor then has
+    /// nothing to do for them. It is for owners that look at the word all the time, and for `perf`.
+    /// Default off, and set in code only: a sleeping owner is not woken (clause 17 of
+    /// [`crate::transport`]), the word may be there before what was put earlier (clause 8), a word
+    /// whose queue pair fails ends as flushed although it may have come, and the latest words
+    /// complete late.
     pub has_plain_words: bool,
     /// Brings the queue pair into the error state after this many pieces of long transfers, once:
     /// for tests. `LINERATE_VERBS_BREAK_AFTER`.

@@ -42,11 +42,11 @@ impl Ahead {
 }
 
 impl Machine {
-    /// The next tensor that can be packed behind those of `ahead`, to which it is added, if there
-    /// is one.
+    /// Adds the next tensor that can be packed to `ahead`, behind those that are there, and returns
+    /// it.
     ///
-    /// Nothing while a flush that all ranks know of waits to be started, and no tensor that may yet
-    /// go alone: that one is reduced where it lies.
+    /// Without a plan there is none while a flush that all ranks know of waits to be started. A
+    /// tensor that may yet go alone is never packed, because it is reduced where it lies.
     pub fn pack_ahead(&self, ahead: &mut Ahead) -> Option<u32> {
         let tensor = match self.plan() {
             Some(plan) => self.next_of_plan(plan, ahead),
@@ -94,7 +94,7 @@ impl Machine {
         let set = self.set();
         let tensors = plan.tensors_of(self.next_of(plan)?);
         let is_filled = |&&tensor: &&u32| set.bytes(tensor as usize) > 0;
-        // The only one is reduced where it lies.
+        // A tensor that is alone in its flush is reduced where it lies.
         tensors.iter().filter(is_filled).nth(1)?;
         while let Some(&next) = tensors.get(ahead.position) {
             if set.bytes(next as usize) > 0 {
@@ -116,7 +116,7 @@ mod tests {
     use crate::types::DataType;
     use std::sync::Arc;
 
-    /// Tensors of these many elements, of f32 unless said otherwise.
+    /// Tensors with these counts of elements: of f64 if `doubles` has their index, else of f32.
     fn set(counts: &[u64], doubles: &[usize]) -> Arc<TensorSet> {
         let spec = |(index, &count): (usize, &u64)| TensorSpec {
             name: format!("layer{index}"),
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// The flushes of a round among this rank and one that has only these tensors; all are handed
+    /// The flushes of a round of this rank and a peer that has only these tensors. All are handed
     /// out.
     fn flush(machine: &mut Machine, peer: u64) -> Vec<Flush> {
         let now = Time(1 << 40);

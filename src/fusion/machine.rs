@@ -13,15 +13,15 @@ use crate::types::DataType;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Flag of a round: this rank's backward pass has ended. After the reduction: that of all ranks
-/// has.
+/// Flag of a round: this rank's backward pass has ended. After the reduction: those of all ranks
+/// have.
 const FLAG_ENDED: u64 = 1;
 
 /// Flag of a round: no ready tensor of this rank is at its deadline. Inverted, so that *and* acts
 /// as *or*.
 const FLAG_NONE_EXPIRED: u64 = 2;
 
-/// Tensors that an error names; the others are counted.
+/// The most tensors that an error names; the others are counted.
 const TENSORS_NAMED_MAX: usize = 8;
 
 /// Pause after a round that flushed nothing, at least: a few times the cost of a round, so that

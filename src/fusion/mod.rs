@@ -21,10 +21,10 @@
 //!
 //! # Order
 //!
-//! Tensors are packed in the order in which rank 0 announced them in the first step; it is known at
-//! the end of that step, is then broadcast behind the step's last flushes and kept for good. In the
-//! first step itself the order of the declaration is used: no rank has to wait for an order, and
-//! both orders are the same everywhere.
+//! Tensors are packed in the order in which rank 0 announced them in the first step. That order is
+//! known at the end of the step; it is then broadcast behind the step's last flushes, and kept for
+//! good. In the first step itself the order of the declaration is used: no rank has to wait for an
+//! order, and both orders are the same everywhere.
 //!
 //! # Missing tensors
 //!

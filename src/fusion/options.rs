@@ -18,9 +18,9 @@ pub struct FusionOptions {
     /// one type are ready. A tensor of this size or more goes alone and is reduced where it lies.
     /// Smaller values start earlier and cost more operations.
     pub bytes_max: u64,
-    /// How long a ready tensor may wait for company, 0 to one hour. Default 5 ms. Counts from the
-    /// moment that the slowest rank has it; needs no further arrival. Zero flushes what is ready at
-    /// once.
+    /// How long a ready tensor may wait for company, 0 to one hour. Default 5 ms. It counts from
+    /// the moment that the slowest rank has it, and needs no further arrival. Zero flushes what is
+    /// ready at once.
     pub age_max: Duration,
     /// Tensors of one flush, at least 1. Default no limit. 1 switches fusion off.
     pub tensors_max: usize,

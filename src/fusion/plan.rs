@@ -5,7 +5,7 @@
 //! kept order and packed one after another; a group ends before the tensor that would exceed
 //! `bytes_max`, and when it reaches `bytes_max` or `tensors_max`. Groups that ended are flushed;
 //! the last, unfinished one only when the flush is forced by age or by the end of the backward
-//! pass. (Unlike the published simulation, which tests the size after adding and so exceeds it.)
+//! pass. (The published simulation tests the size after adding, and so exceeds it.)
 
 use super::bits::Bits;
 use super::{FusionOptions, TensorSet, TensorSpec};
@@ -146,8 +146,8 @@ pub fn build_flushes(
     for &dtype in set.dtypes() {
         let of_type = |&&tensor: &&u32| {
             let tensor = tensor as usize;
-            // The few candidates first: what is known of all the others is in no cache when the
-            // last gradient arrives.
+            // Candidates are tested first, because they are few: the data of the other tensors is
+            // in no cache when the last gradient arrives.
             candidates(tensor) && set.spec(tensor).dtype == dtype && set.bytes(tensor) > 0
         };
         for &tensor in order.iter().filter(of_type) {

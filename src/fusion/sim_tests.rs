@@ -46,7 +46,7 @@ impl World {
         let dtypes = [DataType::F32, DataType::Bf16, DataType::F64];
         let dtypes = &dtypes[..1 + prng.below(3) as usize];
         let tensors = prng.below(80);
-        // One that is most of the step.
+        // Sometimes one tensor is most of the step.
         let large = prng.below(160);
         let specs = (0..tensors)
             .map(|t| TensorSpec {

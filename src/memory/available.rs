@@ -1,4 +1,4 @@
-//! How much memory can be had, looked at before any of it is touched.
+//! How much memory can be had: checked before any of it is touched.
 //!
 //! The kernel gives an address range or a memfd of any size, and kills a process when more pages
 //! are touched than there are. So a region is compared first with MemAvailable, the limits of the
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const CHECK_EVERY_BYTES: u64 = 16 << 20;
 /// Bytes of a page for each byte of its entry in the page table.
 const PAGE_TABLE_SHARE: u64 = 512;
-/// Assumed where /proc does not say.
+/// The available memory that is assumed where /proc does not say.
 const MEMORY_BYTES_ASSUMED: u64 = 4 << 30;
-/// Groups inside groups that are looked at.
+/// The deepest nesting of groups that is looked at.
 const GROUP_DEPTH_MAX: usize = 64;
 
 /// Bytes asked for since the last check.
@@ -66,8 +66,8 @@ struct GroupMount {
 pub(super) fn check(name: &str, bytes: u64, pages: Pages) -> Result<()> {
     let asked = UNCHECKED.fetch_add(bytes, Ordering::Relaxed) + bytes;
     let limits = ProcessLimits::read();
-    // Growing a file above RLIMIT_FSIZE is a signal that ends the process: no region is too small
-    // to look.
+    // Growing a file above RLIMIT_FSIZE ends the process by a signal, so this is checked for every
+    // region, however small.
     let file = file_bound(&limits).filter(|_| pages == Pages::Shared);
     if let Some(bound) = file.filter(|bound| bound.left_bytes < bytes) {
         return Err(refused(name, bytes, bound));
@@ -79,7 +79,7 @@ pub(super) fn check(name: &str, bytes: u64, pages: Pages) -> Result<()> {
     check_all(name, bytes, pages)
 }
 
-/// As [`check`], however few bytes: to find out why the kernel has refused.
+/// As [`check`], however few bytes. It also tells why the kernel has refused.
 pub(super) fn check_all(name: &str, bytes: u64, pages: Pages) -> Result<()> {
     let root = Path::new("/");
     let status = read(&root.join("proc/self/status"));
@@ -174,8 +174,8 @@ fn process_bounds(limits: &ProcessLimits, status: &str, pages: Pages) -> Vec<Bou
     [space, data, file].into_iter().flatten().collect()
 }
 
-/// Reserved by regions of this process and not touched, at least: whatever else is resident counts
-/// as theirs.
+/// Bytes that regions of this process have reserved and not touched, at least: all resident memory
+/// counts as touched by regions.
 fn untouched_bytes(status: &str, reserved: u64) -> u64 {
     let resident = ["RssAnon", "RssShmem"].map(|name| meminfo_field(status, name).unwrap_or(0));
     reserved.saturating_sub(resident.iter().sum())
@@ -236,7 +236,7 @@ fn memory_bounds(root: &Path, untouched: u64) -> Vec<Bound> {
     bounds
 }
 
-/// A group's limit and what counts against it and cannot be dropped; `None` if it has no limit.
+/// A group's limit, and what it uses without caches that can be dropped; `None` if it has no limit.
 fn group_numbers(root: &Path, is_v2: bool, folder: &Path) -> Option<(u64, u64)> {
     let folder = root.join(folder.strip_prefix("/").unwrap_or(folder));
     let number = |name: &str| read(&folder.join(name)).trim().parse::<u64>().ok();
@@ -249,8 +249,8 @@ fn group_numbers(root: &Path, is_v2: bool, folder: &Path) -> Option<(u64, u64)> 
             "total_inactive_file",
         )
     };
-    // Version 2 says "max"; version 1 the largest multiple of a page, and parents that limit no
-    // children.
+    // Without a limit, version 2 says "max" and version 1 the largest multiple of a page. In
+    // version 1 a group without `use_hierarchy` does not limit its children.
     let limit = number(limit).filter(|&bytes| bytes < 1 << 62)?;
     if !is_v2 && number("memory.use_hierarchy") == Some(0) {
         return None;

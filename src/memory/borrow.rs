@@ -20,14 +20,14 @@ pub(crate) fn abort_on_unwind<R>(run: impl FnOnce() -> R) -> R {
 
 /// The bytes of a slice that is only read.
 pub(crate) fn view_of_slice<T: Element>(slice: &[T]) -> View {
-    // SAFETY: who uses the view does so inside of `abort_on_unwind`, while the slice is borrowed,
-    // and only reads.
+    // SAFETY: the view is used only inside of `abort_on_unwind`, while the slice is borrowed, and
+    // is only read.
     unsafe { View::new(slice.as_ptr().cast_mut().cast(), size_of_val(slice)) }
 }
 
 /// The bytes of a slice that is written.
 pub(crate) fn view_of_slice_mut<T: Element>(slice: &mut [T]) -> View {
-    // SAFETY: who uses the view does so inside of `abort_on_unwind`, while the slice is borrowed
+    // SAFETY: the view is used only inside of `abort_on_unwind`, while the slice is borrowed
     // mutably.
     unsafe { View::new(slice.as_mut_ptr().cast(), size_of_val(slice)) }
 }

@@ -40,7 +40,7 @@ enum User {
 }
 
 impl User {
-    /// An operation that has failed for this reason.
+    /// What the user becomes if its operation fails for this reason.
     fn failed(reason: &Error) -> fn(&'static str) -> User {
         match reason {
             Error::Left { .. } => User::GivenUp,
@@ -76,8 +76,8 @@ pub struct Borrows {
 struct State {
     borrows: Vec<Borrow>,
     tickets: u64,
-    /// Ranges that contain those of all readers and of all writers. Tensors that are used in the
-    /// order in which they lie meet neither, so that nothing else is looked at.
+    /// One range around all readers and one around all writers. A use that meets neither needs no
+    /// search of the list, as with tensors that are used in the order in which they lie.
     readers: Range<usize>,
     writers: Range<usize>,
 }
@@ -119,7 +119,7 @@ impl Borrows {
         })
     }
 
-    /// Borrows bytes for a copy, which may also be of bytes that have failed.
+    /// Borrows bytes for a copy. It may also copy bytes whose operation has failed.
     pub fn borrow_copy(
         &self,
         bytes: Range<usize>,
@@ -148,8 +148,8 @@ impl Borrows {
         })
     }
 
-    /// Ends every use of these bytes, which are all: every later borrow is an error. Fails if
-    /// something uses some of them now, or other ranks may still read them.
+    /// Ends the use of the allocation, whose bytes are `all`: every later borrow is an error. Fails
+    /// if something uses some of them now, or other ranks may still read them.
     pub fn end(&self, all: Range<usize>) -> Result<()> {
         let user = User::Deregistered;
         self.enter(all, Access::Exclusive, user, true).map(drop)
@@ -275,7 +275,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The memory alone: who starts the operation sees to it that nothing else uses the bytes.
+    /// The memory alone: the caller sees to it that nothing else uses the bytes.
     pub fn owner_only(owner: Arc<dyn Any + Send + Sync>) -> Kept {
         Kept {
             borrow: None,

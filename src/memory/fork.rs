@@ -75,7 +75,7 @@ impl<T> ProcessOwned<T> {
         }
     }
 
-    /// It, unless the calling process is a forked child: [`Error::Forked`].
+    /// The value; [`Error::Forked`] in a forked child.
     #[inline]
     pub fn get(&self) -> Result<&T> {
         self.process.check()?;
@@ -89,7 +89,7 @@ impl<T> ProcessOwned<T> {
         Ok(&mut self.value)
     }
 
-    /// The process that it is of.
+    /// The process that owns it.
     pub fn process(&self) -> ProcessMark {
         self.process
     }
@@ -107,7 +107,7 @@ impl<T> Drop for ProcessOwned<T> {
 /// The first word of the page that children find empty.
 fn page() -> Result<&'static AtomicU64> {
     let bytes = rustix::param::page_size();
-    // Pairs with the exchange below: the page is advised before it is known.
+    // Acquire pairs with the exchange below, which publishes the page after it was advised.
     let mut address = PAGE.load(Ordering::Acquire);
     if address.is_null() {
         let mut fresh = map_page(bytes).map_err(|e| {
@@ -126,7 +126,7 @@ fn page() -> Result<&'static AtomicU64> {
             },
         );
     }
-    // SAFETY: the begin of a page that is never unmapped, so aligned and valid for ever, and only
+    // SAFETY: the start of a page that is never unmapped, so aligned and valid for ever, and only
     // accessed as atomics.
     Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
 }
@@ -166,7 +166,7 @@ pub(crate) mod child {
         libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status))
     }
 
-    /// Kills a process that a child of this one has made, or a child.
+    /// Kills a child of this process, or a process that a child has made.
     pub(crate) fn kill(pid: i32) {
         // SAFETY: sends a signal, which touches no memory of this process.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);

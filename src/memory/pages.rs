@@ -2,20 +2,20 @@
 //!
 //! A file of shared memory gets huge pages only if an administrator allows it, except by
 //! `MADV_COLLAPSE` (Linux 6.1), which asks for them on a range that is already mapped. It fills
-//! holes with zeros, but needs one page to be there in each; so one is touched per huge page. That
-//! is also the fastest way to get memory: 128 MiB take 17 ms where small pages take 190. An
+//! holes with zeros, but needs one page to be present in each huge page; so one is touched. That is
+//! also the fastest way to get memory: 128 MiB take 17 ms, and 190 ms with small pages. An
 //! allreduce of 16 MiB took 237 us with huge pages and 605 with small ones. Kernels that refuse
 //! leave small pages.
 //!
-//! `memmap2` maps what is private, and not this: it cannot ask for an address.
+//! `memmap2` maps private memory, but not shared memory, because it cannot ask for an address.
 //!
 //! Source: madvise(2); `collapse_file` in mm/khugepaged.c.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::os::fd::BorrowedFd;
 
-/// Bytes of a huge page on x86-64 and on aarch64 with pages of 4 KiB. Where they are others,
-/// collapsing fails and changes nothing.
+/// Bytes of a huge page on x86-64 and on aarch64 with pages of 4 KiB. Where huge pages have another
+/// size, collapsing fails and changes nothing.
 const HUGE_BYTES: usize = 2 << 20;
 
 /// From <asm-generic/mman-common.h>, equal on every architecture that has it.

@@ -1,8 +1,8 @@
 //! [`Region`]: pages that a transport can reach, owned by this process or mapped from a peer.
 //!
-//! A region has its pages before the first operation, next to its owner's core and huge where the
-//! kernel allows it. Its size is compared with what the machine, the control groups and the process
-//! may have (`available.rs`) before a page is touched.
+//! The region of a buffer has its pages before the first operation, next to its owner's core and
+//! huge where the kernel allows it. Its size is compared with what the machine, the control groups
+//! and the process may have (`available.rs`) before a page is touched.
 //!
 //! A view of a peer's region stays valid whatever that peer does: a region that its owner frees
 //! stays mapped here until every round that may have a view of it has ended. Pages that a stopped
@@ -32,8 +32,8 @@ pub enum RegionKind {
     Peer,
     /// Memory of a device that its driver shares through this dma-buf, mapped here.
     Dmabuf(OwnedFd),
-    /// Memory that a caller owns, and the memfd that it lies in, from this byte on, if the caller
-    /// has given one.
+    /// Memory that a caller owns. If the caller has given one: the memfd in which it lies, and the
+    /// byte at which it begins there.
     Caller(Option<(OwnedFd, u64)>),
     /// Memory of a `Vec`, given back by this function of address, length and capacity in elements.
     Heap(HeapFree),
@@ -174,7 +174,7 @@ impl Region {
     pub(crate) fn of_caller(view: View, file: Option<(OwnedFd, u64)>) -> Result<Region> {
         let bytes = view.len_bytes();
         if let Some((fd, offset)) = &file {
-            // What cannot be sealed is refused as by a peer, whose look it is.
+            // A file that cannot be sealed is refused below, by the check that peers make.
             let _ = fcntl_add_seals(fd, SEALS);
             Region::map_peer(fd.as_fd(), *offset, bytes).map_err(|error| {
                 Error::invalid(format!(
@@ -232,8 +232,8 @@ impl Region {
     }
 
     /// Gives it all its pages now, from the memory next to the calling thread's core (the kernel's
-    /// first touch), so that no operation has to wait for them; in huge pages where it can be,
-    /// unless they are not wanted.
+    /// first touch), so that no operation has to wait for them; in huge pages if they are wanted
+    /// and can be had.
     ///
     /// Best effort: pages that cannot be had now are looked for again at their first use. Windows
     /// and control memory are not populated, because most jobs touch a part of their 4 MiB.
@@ -281,7 +281,7 @@ impl Drop for Region {
             // SAFETY: the parts of the `Vec` that `of_vec` took, given back once; no view of it is
             // used any more.
             RegionKind::Heap(heap) => unsafe { (heap.free)(self.address, heap.len, heap.capacity) },
-            // Its mapping ends with it, or is the caller's.
+            // The mapping unmaps itself, is the caller's, or does not exist.
             RegionKind::Private { .. } | RegionKind::SizeOnly | RegionKind::Caller(_) => (),
             RegionKind::Shared(_) | RegionKind::Peer | RegionKind::Dmabuf(_) => {
                 // SAFETY: exactly the range that was mapped; no view of it is used after the last

@@ -40,8 +40,8 @@ unsafe impl Send for View {}
 // SAFETY: as for Send; shared access to the address itself is read-only.
 unsafe impl Sync for View {}
 
-/// The panic of [`View::part`]. It takes values: a text made in place would need their addresses,
-/// which would keep views out of registers wherever a part is taken.
+/// The panic of [`View::part`]. It takes values, because a text that is made in place would need
+/// their addresses, which would keep views out of registers wherever a part is taken.
 #[cold]
 #[inline(never)]
 #[track_caller]
@@ -195,8 +195,8 @@ impl View {
         }
     }
 
-    /// As [`View::write`], where a peer may write the same bytes meanwhile: byte by byte, so that
-    /// no byte is torn.
+    /// As [`View::write`], where a peer may write the same bytes meanwhile: each byte is stored
+    /// atomically.
     ///
     /// # Safety
     /// The access rule of [`View`].

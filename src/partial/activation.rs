@@ -1,8 +1,8 @@
 //! [`Activation`]: runs the activation schedule of one rank ([`build_activation`]).
 //!
-//! A schedule of the engine ends when all its steps have; here most steps of a rank may never run,
-//! because nobody before it on that path was woken that way. So the schedule is followed step by
-//! step as things come, and forgotten with its round: that is how it re-arms itself.
+//! The engine ends a schedule when all its steps have ended. Here most steps of a rank may never
+//! run, because no signal takes their path. So the schedule is followed step by step as signals
+//! come, and what has run is forgotten with its round, so that the next round begins anew.
 
 use crate::collective::build_activation;
 use crate::schedule::{Action, Join, Schedule, StepId, Trigger};
@@ -20,7 +20,8 @@ impl Fired {
         self.has(activation.go())
     }
 
-    /// Of a round that everybody knows to have begun somewhere: it may begin, and wakes nobody.
+    /// The state of a round that all ranks know to have begun somewhere: it may begin, and wakes no
+    /// rank.
     pub fn all_know(activation: &Activation) -> Fired {
         Fired(1 << activation.go())
     }
@@ -30,14 +31,14 @@ impl Fired {
     }
 }
 
-/// The schedule and who follows whom.
+/// The activation schedule of one rank.
 #[derive(Clone, Debug)]
 pub struct Activation {
     schedule: Schedule,
 }
 
 impl Activation {
-    /// Of this rank.
+    /// The schedule of this rank of this many.
     pub fn new(rank: Rank, ranks: u32) -> Activation {
         let schedule = build_activation(rank, ranks);
         let is_followed = |join: Join, needs: usize| join == Join::Any || needs == 0;
@@ -49,14 +50,14 @@ impl Activation {
         Activation { schedule }
     }
 
-    /// This rank initiates: `tell` is called for everyone whom it has to wake.
+    /// This rank initiates: `tell` is called for every rank that it has to wake.
     pub fn handle_arrival(&self, fired: &mut Fired, tell: impl FnMut(Rank)) {
         let is_caller =
             |step: &StepId| self.schedule.steps[*step as usize].trigger == Trigger::Caller;
         self.fire(fired, self.steps().find(is_caller), tell);
     }
 
-    /// A peer has woken this rank; false if it is none of those that may.
+    /// A peer has woken this rank. Returns false if that peer may not wake it.
     pub fn handle_signal(&self, fired: &mut Fired, from: Rank, tell: impl FnMut(Rank)) -> bool {
         let is_from = |step: &StepId| match &self.schedule.steps[*step as usize].action {
             Action::WaitCount { peers, .. } => peers.contains(&from),
@@ -75,8 +76,7 @@ impl Activation {
         self.schedule.steps.len() as StepId - 1
     }
 
-    /// Runs a step, unless it has run, and all that wait for the first of several of which it is
-    /// one.
+    /// Runs a step, unless it has run, and all steps that wait for any of the steps that have run.
     fn fire(&self, fired: &mut Fired, step: Option<StepId>, mut tell: impl FnMut(Rank)) {
         let Some(first) = step.filter(|&step| !fired.has(step)) else {
             return;
@@ -101,7 +101,8 @@ mod tests {
     use super::*;
     use crate::prng::Prng;
 
-    /// Delivers in random order what these initiators set off; how many signals were sent.
+    /// Delivers in random order the signals that these initiators set off. Returns how many were
+    /// sent.
     fn run(ranks: u32, initiators: &[Rank], prng: &mut Prng) -> u32 {
         let all: Vec<Activation> = (0..ranks).map(|r| Activation::new(r, ranks)).collect();
         let mut fired = vec![Fired::default(); ranks as usize];

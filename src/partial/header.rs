@@ -22,7 +22,7 @@ pub struct Header {
     pub is_active: bool,
     /// Whether the rank has entered the round by finishing.
     pub is_last: bool,
-    /// Whether the round was active and waited for this rank, because of the bound of staleness.
+    /// Whether the round was activated and waited for this rank, because of the bound of staleness.
     pub is_held: bool,
     /// The first generation in it.
     pub first_generation: u64,
@@ -39,7 +39,7 @@ impl Header {
         [self.round, flags, self.first_generation, self.generations]
     }
 
-    /// Back from words of a peer. What they may be is checked by [`RoundReport::of`].
+    /// Parses words of a peer. [`RoundReport::of`] checks what they say.
     pub fn parse(words: [u64; HEADER_BYTES / 8]) -> Header {
         let [round, flags, first_generation, generations] = words;
         Header {
@@ -104,7 +104,7 @@ pub struct RoundReport {
     pub held: RankSet,
     /// Ranks that had died, and took no part.
     pub dead: RankSet,
-    /// How many generations the sum has, by staleness; no element behind the greatest.
+    /// How many generations the sum has, by staleness, up to the greatest staleness.
     pub staleness: Vec<u64>,
     /// Why it waited.
     pub waited: Waited,
@@ -143,8 +143,8 @@ impl fmt::Display for RoundReport {
 }
 
 impl RoundReport {
-    /// Of the headers of the ranks that take part, which are these of this many, ascending. `bound`
-    /// is that of staleness.
+    /// The report of the headers of the ranks that take part: these of this many, ascending.
+    /// `bound` is that of staleness.
     ///
     /// # Errors
     /// [`Error::Malformed`] for headers of another round or with generations that cannot be;
@@ -191,7 +191,7 @@ impl RoundReport {
         self.staleness.iter().sum()
     }
 
-    /// Adds what a rank says, the `first` of which said whether it is the last round.
+    /// Adds the header of a rank. The header of rank `first` said whether this is the last round.
     fn add(
         &mut self,
         header: &Header,

@@ -19,7 +19,8 @@ pub fn ensure(holds: bool, text: impl FnOnce() -> String) -> Checked<()> {
     if holds { Ok(()) } else { Err(text()) }
 }
 
-/// What a rank says of its snapshot is what lies in it: these generations, without a gap.
+/// Checks that what a rank says of its snapshot is what lies in it: these generations, without a
+/// gap.
 pub fn check_snapshot(rank: u32, header: &Header, held: &[u64]) -> Checked<()> {
     let numbered = held.iter().zip(header.first_generation..);
     let holds = held.len() as u64 == header.generations

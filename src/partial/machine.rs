@@ -23,8 +23,8 @@ pub enum Action {
         /// What.
         notice: Notice,
     },
-    /// The snapshot of a round is what has been gathered for it until now: enter its reduction,
-    /// after those of the rounds before it.
+    /// Enter the reduction of a round, after those of the rounds before it. Its snapshot is what
+    /// has been gathered for it until now.
     Begin {
         /// What this rank says of it.
         header: Header,
@@ -54,41 +54,42 @@ pub(super) struct Pending {
 #[derive(Clone, Debug)]
 pub struct Machine {
     pub(super) rank: Rank,
-    /// Ranks of creation.
+    /// Number of ranks at creation.
     pub(super) ranks: u32,
     /// Those that live, ascending.
     pub(super) live: Vec<Rank>,
     pub(super) options: PartialOptions,
-    /// Among those that live, by their places in that list.
+    /// The activation among the ranks that live, by their places in that list.
     pub(super) activation: Activation,
-    /// Own steps: gradients submitted, and the last one.
+    /// Own steps so far: the gradients submitted, and the step that finishes.
     pub(super) submitted: u64,
     /// The own step that finishes.
     pub(super) last: Option<u64>,
     /// Rounds whose snapshot was taken here.
     pub(super) begun: u64,
-    /// Rounds whose reduction was entered, since the last death: all that have begun, but for a
-    /// moment after one.
+    /// Rounds whose reduction was entered since the last death. These are all that have begun,
+    /// except while some are entered again after a death.
     pub(super) entered: u64,
     /// Rounds that have ended here.
     pub(super) completed: u64,
     /// The round whose snapshot is being written to.
     filling: Option<u64>,
-    /// From round `completed` on.
+    /// The rounds from `completed` on.
     pub(super) pending: VecDeque<Pending>,
     pub(super) results: Results,
     /// Who has completed which last round, as far as this rank was told.
     ends: (u64, RankSet),
-    /// Rounds that all ranks that live are known to have completed, since the last death.
+    /// Rounds that all living ranks had completed when they recovered from the last death.
     pub(super) settled: u64,
     pub(super) told: VecDeque<Action>,
 }
 
-/// Draws of an initiator that has died, before the rank that would count the round takes its place.
+/// Most draws of an initiator. If all drawn ranks have died, the rank that counts the round
+/// initiates.
 const ATTEMPTS_MAX: u32 = 64;
 
 impl Machine {
-    /// Of one rank of this many. The options were checked.
+    /// The machine of one rank of this many. The options were checked.
     pub fn new(rank: Rank, ranks: u32, options: PartialOptions) -> Machine {
         let new = || Pending::new(ranks);
         Machine {
@@ -146,8 +147,8 @@ impl Machine {
         self.submitted < self.results.taken() + u64::from(self.options.rounds_in_flight)
     }
 
-    /// Begins a submit, if there is room and no other is under way: the round whose snapshot it
-    /// enters, and whether it is the first to do so (else it is to be added). Until
+    /// Begins a submit, if there is room and no other is under way. Returns the round whose
+    /// snapshot it enters, and whether it is the first there (else the caller adds it). Until
     /// [`Machine::handle_submitted`] that round does not begin here.
     pub fn begin_submit(&mut self) -> Option<(u64, bool)> {
         if !self.has_room() || self.filling.is_some() || self.last.is_some() {
@@ -261,22 +262,22 @@ impl Machine {
         self.told.pop_front().or_else(|| self.begin_next())
     }
 
-    /// Whether the next round to begin here has been activated, and cannot begin yet.
+    /// Whether the next round to begin here has been activated.
     pub fn is_activated(&self) -> bool {
         let in_flight = (self.begun - self.completed) as usize;
         let next = self.pending.get(in_flight);
         next.is_some_and(|pending| pending.fired.is_go(&self.activation))
     }
 
-    /// Whether somebody waits for something: a result of an own step is due, or others may need
-    /// that of the last round.
+    /// Whether something is still to come: the result of an own step is due, or other ranks may
+    /// need the result of the last round.
     pub fn is_waiting(&self) -> bool {
         let (ended, by) = &self.ends;
         self.completed < self.submitted || (by.contains(self.rank) && !self.is_everywhere(*ended))
     }
 
-    /// The oldest round has been reduced; these are the headers of all ranks that live. What to do
-    /// with the result, and its report.
+    /// The oldest round has been reduced; these are the headers of all ranks that live. Returns
+    /// what to do with the result, and its report.
     pub fn handle_completed(&mut self, headers: &[Header]) -> Result<(Settled, RoundReport)> {
         assert!(
             self.completed < self.entered,
@@ -349,7 +350,8 @@ impl Machine {
         !self.options.survive || round < self.settled || (*ended == round && all_have())
     }
 
-    /// Where deaths are survived, a rank does not leave before all have what it has.
+    /// Tells the others that this rank has completed a last round. Where deaths are survived, no
+    /// rank leaves before all have its result.
     fn tell_end(&mut self, round: u64, live: &[Rank]) {
         if !self.options.survive {
             return;
@@ -500,7 +502,7 @@ impl Machine {
     /// The next round, if it may begin now.
     fn begin_next(&mut self) -> Option<Action> {
         if self.entered < self.begun {
-            // Its snapshot is as it was when it was taken, for those that died too.
+            // A round that is entered again after a death has the snapshot that was taken before.
             let pending = &self.pending[(self.entered - self.completed) as usize];
             let (header, place) = (pending.header, pending.place);
             self.entered += 1;
@@ -517,15 +519,15 @@ impl Machine {
             false => is_active && (is_own || self.may_miss(round)),
         };
         if !may_begin {
-            // What it says is that the round is under way elsewhere.
+            // The activation says that the round is under way elsewhere: this rank holds it up.
             self.pending_of(round).is_held |= is_active && !is_own;
             return None;
         }
         Some(self.begin())
     }
 
-    /// Whether the next round has its place among those in flight and for its result, and nothing
-    /// is being added to its snapshot.
+    /// Whether the next round has a place among those in flight and a place for its result, and
+    /// nothing is being added to its snapshot.
     pub(super) fn has_place(&self) -> bool {
         let in_flight = self.begun - self.completed;
         in_flight < u64::from(self.options.rounds_in_flight)
@@ -533,7 +535,7 @@ impl Machine {
             && self.results.has_room()
     }
 
-    /// Takes the snapshot of the next round, which has its place.
+    /// Takes the snapshot of the next round. The caller has checked [`Machine::has_place`].
     pub(super) fn begin(&mut self) -> Action {
         let place = self.results.reserve().expect("there is room");
         let header = self.next_header();
@@ -559,7 +561,8 @@ impl Machine {
         }
     }
 
-    /// Whether a round may begin without the own generation: none may be later than the bound says.
+    /// Whether a round may begin without the own generation, which then enters a later round,
+    /// within the bound of staleness.
     pub(super) fn may_miss(&self, round: u64) -> bool {
         let bound = self.options.staleness_max.map(u64::from);
         bound.is_none_or(|bound| round - self.submitted < bound)
@@ -587,8 +590,8 @@ pub fn counting_rank(round: u64, ranks: u32) -> Rank {
     (round % u64::from(ranks)) as Rank
 }
 
-/// The rank that begins a round of [`Policy::RandomInitiator`]; further attempts are for where that
-/// one is gone.
+/// The rank that begins a round of [`Policy::RandomInitiator`]. An attempt above 0 draws again,
+/// because the ranks drawn before have died.
 pub fn initiator(seed: u64, round: u64, attempt: u32, ranks: u32) -> Rank {
     let mut draws = Prng::new(mix(seed ^ mix(round)).wrapping_add(u64::from(attempt)));
     draws.below(u64::from(ranks)) as Rank

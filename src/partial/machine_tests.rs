@@ -307,7 +307,7 @@ fn a_rank_that_activates_twice_or_late_or_without_having_arrived_changes_nothing
     );
     end(&mut machine, own, 8);
     assert_eq!(activate(&mut machine, 0), [], "again, when it has ended");
-    // What it says it has: nothing, a second time, or of another round.
+    // A header of another round is an error, too.
     submit(&mut machine);
     let told = activate(&mut machine, 1);
     assert!(matches!(told[..], [Action::Begin { .. }]), "{told:?}");

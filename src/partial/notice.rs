@@ -26,7 +26,7 @@ impl Notice {
         }
     }
 
-    /// Back from a word of a peer.
+    /// Parses a word of a peer.
     pub fn parse(word: u64) -> Result<Notice> {
         let round = word & ((1 << ROUND_BITS) - 1);
         match word >> ROUND_BITS {

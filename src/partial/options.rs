@@ -23,10 +23,10 @@ pub enum Policy {
     Quorum(u32),
     /// Every rank begins it when it arrives itself: an ordinary allreduce.
     Full,
-    /// When one rank has arrived, drawn anew for each round: the published majority, which is one
-    /// in expectation only.
+    /// When one rank has arrived that is drawn anew for each round. This is the published majority,
+    /// which is a majority in expectation only.
     RandomInitiator {
-        /// Of the draws; equal on all ranks.
+        /// The seed of the draws; equal on all ranks.
         seed: u64,
     },
     /// At `time` after the first arrival, or when all have arrived; later if by then fewer than
@@ -85,10 +85,11 @@ pub struct PartialOptions {
     /// Default: the ranks of creation.
     pub divisor: Divisor,
     /// Whether the ranks that live go on after a death, instead of having its error. Default:
-    /// false. Costs as many more results as rounds are in flight (and one, and a copy of each sum,
-    /// where results are merged), a word to every rank in each finish, and after a death a rebuild.
-    /// The sum then lacks the dead rank's share of the data: take [`Divisor::Live`] to keep the
-    /// size of steps, or stop and restore a checkpoint where every share counts.
+    /// false. It costs one more result for each round in flight (and another one unless they are
+    /// ordered, and a copy of each sum where they are merged), a word to every rank in each finish,
+    /// and a rebuild after a death. The sum then lacks the dead rank's share of the data: take
+    /// [`Divisor::Live`] to keep the size of steps, or stop and restore a checkpoint where every
+    /// share counts.
     pub survive: bool,
 }
 
@@ -156,13 +157,13 @@ impl PartialOptions {
         let in_flight = self.rounds_in_flight as usize;
         let needed = match (self.delivery, self.staleness_max) {
             (Delivery::Ordered, Some(bound)) => bound as usize + in_flight,
-            // One that is taken, one that collects.
+            // One that is taken, and one that collects later rounds.
             _ => in_flight + 2,
         };
         match (self.survive, self.delivery) {
             (false, _) => needed,
             (true, Delivery::Ordered) => needed + self.results_kept(),
-            // A second that is taken, see `Results::take`.
+            // A second one may be taken: see `Results::take`.
             (true, _) => needed + self.results_kept() + 1,
         }
     }

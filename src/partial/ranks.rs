@@ -26,7 +26,7 @@ impl RankSet {
         set
     }
 
-    /// Adds a rank; whether it is new.
+    /// Adds a rank. Returns whether it is new.
     pub fn insert(&mut self, rank: Rank) -> bool {
         let (word, bit) = (&mut self.words[rank as usize / 64], 1 << (rank % 64));
         let is_new = *word & bit == 0;
@@ -57,7 +57,7 @@ impl RankSet {
     }
 }
 
-/// Ranks and ranges of them, `0-3,5` for example; `none`.
+/// Ranks and ranges of them, `0-3,5` for example; `none` for an empty set.
 impl fmt::Display for RankSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut comma = "";

@@ -36,7 +36,7 @@ impl Standing {
         [self.completed, self.begun, self.last.unwrap_or(u64::MAX)]
     }
 
-    /// Back from words of a peer. What they may be is checked by [`Recovery::of`].
+    /// Parses words of a peer. [`Recovery::of`] checks what they say.
     pub fn parse(words: [u64; STANDING_WORDS]) -> Standing {
         let [completed, begun, last] = words;
         Standing {
@@ -57,14 +57,14 @@ pub struct Recovery {
     begun: u64,
     /// The round that finishes, if a rank has come there: each enters it with its own step.
     last: Option<u64>,
-    /// The first that has not ended everywhere.
+    /// The first round that has not ended everywhere.
     first: u64,
     /// The lowest rank that has all results.
     source: Rank,
 }
 
 impl Recovery {
-    /// Of these ranks, ascending, and how far each has come.
+    /// The recovery of these ranks, ascending, from how far each has come.
     ///
     /// # Errors
     /// [`Error::Malformed`] for ranks that are further apart than rounds may be in flight.
@@ -72,8 +72,8 @@ impl Recovery {
         let all = || live.iter().zip(standings);
         let completed = all().map(|(_, s)| s.completed).max().unwrap_or(0);
         let window = u64::from(options.rounds_in_flight);
-        // A rank that has completed a round knows that all had entered it, and what that says of
-        // the rounds before it.
+        // If a rank has completed a round, all have entered it, and so have completed the one
+        // `window` rounds before it.
         let is_possible = |s: &Standing| {
             completed - s.completed <= window
                 && s.begun >= completed
@@ -166,9 +166,9 @@ impl Machine {
         self.complete(&live, &headers)
     }
 
-    /// Every rank that lives has the results of all rounds that have ended anywhere. The rest that
-    /// had begun somewhere begins everywhere, from the snapshots that were taken; what had not
-    /// begun is announced again, to the rank that counts it now.
+    /// Every rank that lives has the results of all rounds that have ended anywhere. The other
+    /// rounds that had begun somewhere begin everywhere, from the snapshots that were taken. Rounds
+    /// that had not begun are announced again, to the rank that counts them from then on.
     pub fn handle_survived(&mut self, recovery: &Recovery, now: Time) {
         assert_eq!(
             self.completed, recovery.completed,

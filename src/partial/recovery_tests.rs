@@ -79,7 +79,7 @@ fn the_rank_that_counts_may_die_twice_in_one_round_and_all_say_again_that_they_h
 #[test]
 fn the_next_draw_that_lives_initiates_where_the_first_has_died() {
     let seed = 5;
-    // A round whose first draw is rank 1, and every draw is another one.
+    // The first round whose first draw is rank 1, and its next draw of another rank.
     let round = (0..)
         .find(|&round| initiator(seed, round, 0, 4) == 1)
         .unwrap();
@@ -118,7 +118,7 @@ fn the_next_draw_that_lives_initiates_where_the_first_has_died() {
     }
 }
 
-/// Signals of a round from everyone who may wake a rank.
+/// Gives every machine the signals of a round from all ranks that may wake it.
 fn wake(all: &mut [Machine], round: u64) {
     for machine in all {
         for from in 0..4 {

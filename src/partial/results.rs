@@ -15,14 +15,14 @@ pub enum Settled {
         /// Where that is.
         to: usize,
     },
-    /// It is to be added to what lies in this place, and its own is free again.
+    /// It is to be added to what lies in this place, and its own place is free again.
     Add {
         /// The older sum.
         to: usize,
     },
 }
 
-/// Results that may be out for taking at once, where results are kept: more would leave no place.
+/// Results that may be taken and not given back, where results are kept: more would leave no place.
 const TAKEN_MAX: usize = 2;
 
 /// What a rank may take.
@@ -96,7 +96,7 @@ impl Results {
             Delivery::Merged | Delivery::Latest => self.ready.back_mut(),
         };
         let settled = match older {
-            // A sum changes when the next round is added, and the round's own result must not.
+            // The next round is added to the sum, but the round's own result must not change.
             None if is_kept && self.delivery == Delivery::Merged => {
                 self.forget_old();
                 let to = self.free.pop();
@@ -134,9 +134,8 @@ impl Results {
         self.kept.iter().find(|kept| kept.0 == round)
     }
 
-    /// Lets go of results that all ranks have: a round that ended here was entered by all, and with
-    /// this many rounds in flight a rank enters one only when it has completed the one this many
-    /// before it.
+    /// Lets go of results that all ranks have. A round that ended here was entered by all ranks,
+    /// and a rank enters a round only when it has completed the one `kept_max` rounds before it.
     fn forget_old(&mut self) {
         while self.kept.len() > self.kept_max {
             let (.., place) = self.kept.pop_front().expect("it is longer than that");
@@ -154,7 +153,7 @@ impl Results {
         }
     }
 
-    /// The next one, for a rank that has submitted so often.
+    /// Takes the next result, for a rank that has submitted this many steps.
     pub fn take(&mut self, submitted: u64) -> Next {
         let is_ordered = self.delivery == Delivery::Ordered;
         if self.kept_max > 0 && !is_ordered && self.out.len() >= TAKEN_MAX {

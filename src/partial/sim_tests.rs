@@ -142,7 +142,7 @@ impl Job {
         ensure(moved, || describe(self.machines.iter()))
     }
 
-    /// One thing that an application does; whether there was one.
+    /// Does one thing that an application does. Returns whether there was one.
     fn step_app(&mut self, rank: u32) -> Checked<bool> {
         let machine = &mut self.machines[rank as usize];
         let state = &mut self.state[rank as usize];

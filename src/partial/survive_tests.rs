@@ -168,7 +168,7 @@ impl Job {
         ensure(moved, || describe(live()))
     }
 
-    /// A rank dies, unless enough have; whether one did.
+    /// Lets a rank die, unless enough have died. Returns whether one did.
     fn maybe_die(&mut self, chance: f64) -> bool {
         if self.deaths == 0 || self.live.len() < 2 || !self.prng.chance(chance) {
             return false;
@@ -188,11 +188,11 @@ impl Job {
         true
     }
 
-    /// A rank finds out; when all have, they recover.
+    /// Lets a rank notice a death. When all have noticed it, they recover.
     fn notice(&mut self) -> Checked<()> {
         let deaf = self.live.iter().find(|rank| !self.noticed.contains(rank));
         if let Some(&rank) = deaf {
-            // What ended well here is this rank's.
+            // Before it notices, some rounds may still end on this rank.
             while self.prng.chance(0.7) {
                 let next = self.machines[rank as usize].completed();
                 let is_next = |event: &Event| matches!(event, Event::Ended { rank: r, round } if (*r, *round) == (rank, next));
@@ -359,7 +359,7 @@ impl Job {
         ensure(is_new, || "a round entered twice".into())?;
         run.sum
             .extend(held.iter().map(|&generation| (rank, generation)));
-        // Those that a rank waits for that has died never come.
+        // All ranks that this one takes for living must have entered. A dead one never does.
         if run.headers.len() as u32 == self.machines[rank as usize].live.len() as u32 {
             let round = header.round;
             let prng = &mut self.prng;

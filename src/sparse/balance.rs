@@ -27,7 +27,8 @@ pub fn is_to_spread(sizes: &[u64], rule: Balance, prices: Prices) -> bool {
     }
 }
 
-/// Sizes after spreading `total` entries: equal, the first ones one more where it does not divide.
+/// Sizes after spreading `total` entries: equal, but the first ones are one more if the total does
+/// not divide.
 pub(super) fn blocks(total: u64, ranks: u32) -> Vec<u64> {
     let p = u64::from(ranks);
     (0..p)
@@ -35,8 +36,8 @@ pub(super) fn blocks(total: u64, ranks: u32) -> Vec<u64> {
         .collect()
 }
 
-/// Moves as (from, to, entries), by sender and receiver; what stays is a move to itself. The
-/// interval of positions that a rank has meets those of the equal blocks.
+/// The moves as (from, to, entries), by sender and receiver; entries that stay are a move of a rank
+/// to itself. Each rank's interval of positions is cut where the equal blocks begin.
 pub fn build_plan(sizes: &[u64]) -> Vec<(Rank, Rank, u64)> {
     let wanted = blocks(sizes.iter().sum(), sizes.len() as u32);
     let mut moves = Vec::new();
@@ -57,8 +58,8 @@ pub fn build_plan(sizes: &[u64]) -> Vec<(Rank, Rank, u64)> {
     moves
 }
 
-/// Moves this rank's entries, and gives those of its block. Values are exact here; who has a block
-/// rounds it.
+/// Moves this rank's entries, and returns those of its block. Values are exact here; the rank that
+/// has a block rounds it later.
 pub(super) async fn spread<E: Entries>(
     io: &Io,
     own: E,

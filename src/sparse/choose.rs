@@ -35,7 +35,7 @@ pub struct LocalPrices {
 
 /// How long steps took, compared with what the model says of them. Links between processes that
 /// share cores are slower than the model's, and its entries and passes are another machine's. All
-/// ranks have equal values, as of everything that decides.
+/// ranks have equal values, as they have of everything that decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Experience(Vec<Tried>);
 
@@ -48,15 +48,15 @@ struct Tried {
     ratio: Option<f64>,
 }
 
-/// Steps of an algorithm between two that ranks tell each other the time of.
+/// Ranks tell each other the time of one step of an algorithm in this many.
 const TOLD_STEPS: u64 = 16;
 
 /// The weight of the last time in the running mean.
 const NEWS: f64 = 0.5;
 
 impl Experience {
-    /// Counts a step; whether ranks tell each other its time. They tell the second step's and then
-    /// few: the first touches memory for the first time.
+    /// Counts a step. Returns whether ranks tell each other its time: that of the second step,
+    /// because the first touches memory for the first time, and then those of few.
     pub fn count(&mut self, algorithm: Algorithm) -> bool {
         let tried = self.tried(algorithm);
         tried.steps += 1;
@@ -116,7 +116,7 @@ impl StepModel<'_> {
             + local_seconds_of(algorithm, shape, reduced, self.local)
     }
 
-    /// Seconds with it.
+    /// Seconds with experience.
     pub fn seconds(
         &self,
         algorithm: Algorithm,
@@ -186,7 +186,8 @@ pub fn choose(shape: (u64, u64, u32), reduced: Option<u64>, prices: Prices) -> A
     choose_with(shape, reduced, model)
 }
 
-/// The cheapest of these by their communication, the ranks' own work, and what steps took.
+/// The cheapest of Ok-Topk, TopkDSA and dense, by their communication, the ranks' own work, and
+/// what steps took.
 pub fn choose_with(shape: (u64, u64, u32), reduced: Option<u64>, model: StepModel) -> Algorithm {
     let candidates = [
         Algorithm::OkTopk,
@@ -200,12 +201,12 @@ pub fn choose_with(shape: (u64, u64, u32), reduced: Option<u64>, model: StepMode
     cheapest.unwrap_or(Algorithm::Dense)
 }
 
-/// Of the time of dense steps, the part that a look at the fill-in may take.
+/// The share of the time of dense steps that a look at the fill-in may take.
 const PROBE_SHARE: f64 = 1.0 / 64.0;
 
-/// The algorithm that finds out after `dense_steps` dense ones how many non-zeros the sum of all
-/// picks has by now, once that costs little beside them. Dense steps do not see it, and what was
-/// cheapest with the fill-in of a training's begin need not stay so.
+/// The algorithm of a step that finds out, after `dense_steps` dense ones, how many non-zeros the
+/// sum of all picks has. `None` until that costs little beside them. Dense steps do not see the
+/// fill-in, and as it changes during a training, another algorithm may become the cheapest.
 pub fn probe_after(
     dense_steps: u64,
     shape: (u64, u64, u32),
@@ -366,7 +367,7 @@ mod tests {
         let dense = modelled(Algorithm::Dense);
         experience.learn(Algorithm::Dense, 100.0 * dense, dense);
         assert_eq!(choice(&experience), Algorithm::OkTopk);
-        // Nothing that no clock can have said.
+        // A time that no clock can give is not kept.
         experience.learn(Algorithm::OkTopk, 0.0, 0.0);
         assert_eq!(experience.ratio(Algorithm::OkTopk), 1.0);
     }

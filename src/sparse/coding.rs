@@ -78,7 +78,7 @@ pub(super) fn decode_onto(stream: &mut Stream, arrival: Arrival) -> Result<(), S
 /// Entries that have come, a batch after the other, each checked when it is read.
 pub(super) struct Incoming<'a> {
     arrival: Arrival<'a>,
-    /// Entries up to the end of this batch.
+    /// Entries that have been read, up to the end of this batch.
     read: usize,
     /// Entries of this batch that are done.
     done: usize,
@@ -87,7 +87,7 @@ pub(super) struct Incoming<'a> {
 }
 
 impl<'a> Incoming<'a> {
-    /// Few: one of each peer is held beside a window of sums.
+    /// Entries of a batch: few, because a batch of each peer is held beside a window of sums.
     const BATCH: usize = 256;
 
     pub fn new(arrival: Arrival<'a>) -> Result<Incoming<'a>, String> {
@@ -103,7 +103,7 @@ impl<'a> Incoming<'a> {
         Ok(incoming)
     }
 
-    /// What is yet to be done of this batch; nothing only at the end of all.
+    /// The entries of this batch that are not done; none only at the end of all.
     pub fn ahead(&self) -> (&[u64], &[f32]) {
         let indices = &self.indices[self.done..self.values.len()];
         (indices, &self.values[self.done..])
@@ -145,7 +145,7 @@ impl<'a> Incoming<'a> {
         Ok(())
     }
 
-    /// What is wrong with all of them.
+    /// What is wrong with the message, which is checked again as a whole.
     fn fault(&self) -> String {
         let checked = decode_onto(&mut Stream::default(), self.arrival);
         let changed = "its entries change while they are read";
@@ -179,7 +179,7 @@ pub(super) fn decode_values(
     pack: Pack,
     values: &mut Vec<f32>,
 ) {
-    // Blocks that share a scale divide a batch, so that batches are coded one by one.
+    // A batch is a multiple of the blocks that share a scale, so batches are decoded one by one.
     let (mut bytes, mut start) = ([0u8; 8 * BATCH], start);
     for first in (0..count).step_by(BATCH) {
         let batch = BATCH.min(count - first);
@@ -200,7 +200,7 @@ pub(super) fn check_length(message: &Message, bytes: u64) -> Result<(), String> 
     }
 }
 
-/// How many are not above the one before. No early exit: the loop is compiled to whole vectors.
+/// How many are not above the one before. There is no early exit, so that the loop is vectorized.
 fn falls_of(indices: &[u64]) -> usize {
     indices.windows(2).filter(|pair| pair[0] >= pair[1]).count()
 }

@@ -45,7 +45,7 @@ pub(super) async fn run_split<E: Entries + Sync>(
         DsaVariant::Big => true,
         _ => terms.options.switch.is_dense(nnz, step.count),
     };
-    // Zero sums are gone, what is not finite is not.
+    // Sums of zero are gone, sums that are not finite are not.
     let block = E::sum_of(&[clean, wild], &io.spare());
     let (message, bytes): (Message, Vec<u64>) = match is_dense {
         true => {
@@ -78,8 +78,9 @@ pub(super) async fn run_split<E: Entries + Sync>(
     let blocks: Vec<E> = blocks.collect::<Result<_>>()?;
     let received = blocks[io.rank as usize].clone();
     let (result, wild) = E::concat(blocks).expect("blocks by region").settle();
+    // Where the sum is not finite, every rank takes its own picks back.
     let mut returned = vec![step.picks.minus(applied), applied.common(&wild)];
-    // Where the sum is not finite everybody takes its own part back.
+    // What rounding takes from this rank's block returns, too.
     returned.push(block.settle().0.minus(&received));
     Ok(Finished {
         not_finite,
@@ -89,8 +90,9 @@ pub(super) async fn run_split<E: Entries + Sync>(
     })
 }
 
-/// Rounds of exchanges between halves that double. Of P ranks, the first power of two take part;
-/// the others hand their picks to one of those before and get the sum after.
+/// Recursive doubling: in each round two groups of ranks exchange their sums, and groups double.
+/// The first power of two of the P ranks take part; each of the others hands its picks to one of
+/// those before the rounds, and gets the sum after them.
 pub(super) async fn run_doubling<E: Entries + Sync>(
     io: Io,
     step: Step<E>,
@@ -103,7 +105,7 @@ pub(super) async fn run_doubling<E: Entries + Sync>(
         returned: Vec::new(),
         count: step.count,
     };
-    // All ranks of a half have the same sum: one of them keeps what rounding takes from it.
+    // All ranks of a group have the same sum: one of them keeps what rounding takes from it.
     let half = |distance: u32| io.rank.is_multiple_of(distance);
     if io.rank >= core {
         partial
@@ -163,9 +165,9 @@ struct Partial<E> {
 }
 
 impl<E: Entries> Partial<E> {
-    /// Sends the sum to one peer, receives one's from another, sizes first: dense if both sums
-    /// together say so. Gives the own one as the peer sees it, and the other; with `is_keeper` the
-    /// difference that rounding makes returns to this rank.
+    /// Sends the sum to one peer and receives that of another, sizes first; both are dense if their
+    /// lengths together say so. Returns the own sum as the peer sees it, and the other one. With
+    /// `is_keeper` the difference that rounding makes returns to this rank.
     async fn swap(
         &mut self,
         io: &Io,
@@ -193,8 +195,8 @@ impl<E: Entries> Partial<E> {
         let peer = from.or(to).unwrap_or(io.rank);
         self.check_header(io, peer, (theirs, wild))?;
         self.not_finite += wild;
-        // Where only one side sends, the other's part is not known to it: the length of what is
-        // sent decides.
+        // If only one side sends, it does not know the other's length: the length of what is sent
+        // decides.
         let length = |own: u64, theirs: u64| match (to, from) {
             (Some(_), Some(_)) => own + theirs,
             (Some(_), None) => own,

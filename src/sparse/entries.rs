@@ -32,7 +32,7 @@ impl Pack {
 /// Entries that have come.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival<'a> {
-    /// In this.
+    /// The message that has them.
     pub message: &'a Message,
     /// How many.
     pub count: u64,
@@ -42,18 +42,18 @@ pub struct Arrival<'a> {
     pub range: (u64, u64),
 }
 
-/// What is added.
+/// A term of a sum.
 #[derive(Clone, Copy, Debug)]
 pub enum Term<'a, E> {
-    /// Those of the coordinates from the first up to the second.
+    /// The entries of the coordinates from the first up to the second.
     Here(&'a E, (u64, u64)),
-    /// Those of a message.
+    /// The entries of a message.
     Come(Arrival<'a>),
 }
 
 /// Entries of a sparse vector, by increasing index.
 pub trait Entries: ByMagnitude + Coded + Send + 'static {
-    /// None of the coordinates from `from` to `to`.
+    /// No entries, of the coordinates from `from` to `to`.
     fn empty(from: u64, to: u64) -> Self;
     /// How many.
     fn len(&self) -> u64;
@@ -80,8 +80,9 @@ pub trait Entries: ByMagnitude + Coded + Send + 'static {
     fn concat(parts: Vec<Self>) -> Result<Self, usize>;
     /// The entries that are finite and not zero, and apart from them those that are not finite.
     fn settle(self) -> (Self, Self);
-    /// What returns of these picks, of which `applied` (the same indices) took part: the difference
-    /// where the result has the index, all elsewhere. Zeros are left out.
+    /// What returns of these picks. `applied` has their indices, with the values that took part:
+    /// where the result has the index, the difference to that returns, elsewhere the whole pick.
+    /// Zeros are left out.
     fn returned(&self, applied: &Self, result: &Self, spare: &Spare) -> Self;
     /// The difference to `other`, whose missing entries count as zeros; zeros are left out. `other`
     /// has no further indices.
@@ -110,7 +111,7 @@ pub trait Entries: ByMagnitude + Coded + Send + 'static {
         Ok(entries)
     }
 
-    /// What a receiver of the message has.
+    /// The entries as a receiver of their message has them.
     fn rounded(&self, pack: Pack, range: (u64, u64)) -> Self {
         match pack.values {
             ValueFormat::F32 => self.clone(),
@@ -137,7 +138,8 @@ pub trait ByMagnitude: Clone {
     fn count_from(&self, magnitude: u32) -> u64;
     /// How many have at least each of these magnitudes.
     fn counts_from(&self, thresholds: Thresholds) -> Vec<u64>;
-    /// Those above a magnitude, and the first this many of exactly that: `count` of them.
+    /// Those above a magnitude, and of those with exactly that magnitude the first ones, this many:
+    /// `count` in all.
     fn select(&self, from: (u32, u64), count: u64, spare: &Spare) -> Self;
     /// Those of at least a magnitude, where that makes passes over them shorter: for real entries
     /// always, for sizes never, so that all ranks of a job do alike.

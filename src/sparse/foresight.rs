@@ -1,17 +1,18 @@
-//! [`Foresight`]: where the k-th largest magnitude of the next step should lie, from where it lay.
+//! [`Foresight`]: where the k-th largest magnitude of the next step should lie, judged by where it
+//! has lain.
 //!
-//! What an exact selection looks at is what lies from a magnitude on, and it looks twice where
-//! fewer than k do. Residuals grow by about the same from step to step, most in the first ones, so
-//! that the k-th largest goes on in a line; how far it strayed from that line before says how far
-//! below to begin.
+//! An exact selection looks at the entries from a magnitude on, and looks again if these are fewer
+//! than k. Residuals grow by about the same amount from step to step, most in the first steps, so
+//! the k-th largest follows a line. How far it has strayed from that line says how far below it to
+//! begin.
 
 /// The line, and how well it held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foresight {
     /// The k-th largest of the last step, a magnitude.
     last: u32,
-    /// By how much it grows, on average over some two steps, bits of an f64; none of one step
-    /// alone.
+    /// By how much it grows in a step, averaged over about two steps, as bits of an f64; none after
+    /// a single step.
     growth: Option<u64>,
     /// The mean distance from the line, as a share of it, bits of an f64.
     stray: u64,
@@ -20,22 +21,23 @@ pub struct Foresight {
 /// The distance that is assumed at the beginning.
 const STRAY: f64 = 0.02;
 
-/// Distances that the floor lies below the line. Three miss once in a hundred steps, where
-/// distances are normal.
+/// How many mean distances the floor lies below the line. With three, one step in a hundred misses,
+/// if distances are normal.
 const DISTANCES: f64 = 3.0;
 
-/// A distance at least: floors of 1.5 % below fetch a few per cent more than k.
+/// The least distance that is assumed: a floor 1.5 % below the line fetches a few per cent more
+/// than k.
 const STRAY_MIN: f64 = 0.005;
 
-/// At most: what lies from a third below on is many times k.
+/// The greatest distance: a floor a third below the line fetches many times k.
 const STRAY_MAX: f64 = 0.1;
 
-/// From here on it is no distance from a line.
+/// From this distance on there is no line.
 const STRAY_JUMP: f64 = 0.5;
 
 impl Foresight {
-    /// After a step of which the k-th largest was found, and what was foreseen for it, if anything
-    /// was.
+    /// The foresight after a step that found the k-th largest. `before` is the one of that step, if
+    /// there was one.
     pub(super) fn found(before: Option<Foresight>, exact: u32) -> Foresight {
         let value = f64::from(f32::from_bits(exact));
         let (growth, stray) = match before {
@@ -64,7 +66,7 @@ impl Foresight {
         }
     }
 
-    /// Where the line puts the next.
+    /// The next magnitude by the line.
     fn next(self) -> f64 {
         let last = f64::from(f32::from_bits(self.last));
         let growth = self.growth.map_or(0.0, f64::from_bits);

@@ -66,7 +66,7 @@ impl ValueFormat {
         }
     }
 
-    /// Puts the values, some at a time. What is not finite arrives as something that is not.
+    /// Puts the values, some at a time. A value that is not finite arrives as one that is not.
     pub(super) fn encode(self, values: &[f32], put: &mut impl FnMut(&[u8])) {
         if self == ValueFormat::F32 {
             return put(bytemuck::cast_slice(values));
@@ -121,8 +121,8 @@ impl ValueFormat {
     }
 }
 
-/// Never infinite for what is finite: the largest value stands for it, and the rest stays in the
-/// residual.
+/// A finite value never becomes infinite: the largest value is sent for it, and the rest stays in
+/// the residual.
 fn to_bf16(value: f32) -> bf16 {
     let rounded = bf16::from_f32(value);
     match rounded.is_infinite() && value.is_finite() {
@@ -132,13 +132,13 @@ fn to_bf16(value: f32) -> bf16 {
     }
 }
 
-/// Stands for what is not finite: steps go from -127 to 127.
+/// Stands for a value that is not finite: steps go from -127 to 127.
 const WILD: i8 = -128;
 
 fn from_i8(steps: i8, scale: f32) -> f32 {
     match steps {
         WILD => f32::NAN,
-        // A scale is rounded: 127 steps of the largest value's would be infinite.
+        // A scale is rounded: 127 steps of the scale of the largest value would be infinite.
         _ => (f32::from(steps) * scale).clamp(-f32::MAX, f32::MAX),
     }
 }

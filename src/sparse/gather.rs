@@ -1,8 +1,7 @@
-//! TopkA, TopkA2 and Gaussiank: everybody's picks to everybody, who add them in rank order.
+//! TopkA, TopkA2 and Gaussiank: every rank gets the picks of all ranks and adds them in rank order.
 //!
 //! Gaussiank differs in how picks are selected, not in how they travel: numbers of picks may differ
-//! between ranks. TopkA2 keeps the k largest of the sum, and what of a rank's picks is not among
-//! them returns.
+//! between ranks. TopkA2 keeps the k largest of the sum, and picks that are not among them return.
 
 use super::counters::Phase;
 use super::entries::{Arrival, Entries, Term};

@@ -13,7 +13,7 @@ pub(super) struct Kth {
     pub ties: u64,
     /// How many of this rank's entries are larger.
     pub above: u64,
-    /// How many of them are as large.
+    /// How many of this rank's entries are exactly as large.
     pub tied: u64,
 }
 

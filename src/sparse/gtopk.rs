@@ -3,8 +3,8 @@
 //! What a merge drops returns to the residual of the rank that drops it, so that nothing is lost.
 //! Messages have room for k entries, whatever they hold: 2k words once up and once down.
 //!
-//! A sum that is not finite has no residual that could hold it. Where such coordinates are only
-//! counted, everybody takes its own picks there back and the tree begins anew without them.
+//! No residual can hold a sum that is not finite. If such sums are only counted, every rank takes
+//! back its own picks of their coordinates, and the tree begins anew without them.
 
 use super::counters::Phase;
 use super::entries::{Arrival, Entries};
@@ -15,8 +15,8 @@ use super::step::{Finished, Step, Terms};
 use crate::error::Result;
 use crate::types::Rank;
 
-/// Before the entries: how many they are, values of gradients that are not finite, sums that are
-/// not.
+/// Bytes before the entries: three words with the numbers of entries, of values of gradients that
+/// are not finite, and of sums that are not.
 const HEADER: u64 = 24;
 
 pub(super) async fn run<E: Entries + Sync>(
@@ -58,8 +58,8 @@ pub(super) async fn run<E: Entries + Sync>(
     }
 }
 
-/// The coordinates that any rank lost. At least one, and none of them is picked in the next tree:
-/// there is a last one.
+/// The coordinates that any rank lost, at least one. None of them is picked in the next tree, so
+/// there is a last tree.
 async fn union<E: Entries>(io: &Io, step: &Step<E>, terms: &Terms, lost: E) -> Result<E> {
     let pack = terms.exact().pack;
     let own = [lost.len()];
@@ -101,8 +101,8 @@ struct Tree<'a, E> {
 }
 
 impl<E: Entries> Tree<'_, E> {
-    /// Up: rank r merges what r + 1, r + 2, r + 4, ... have, until it is its turn to send. What
-    /// this rank then has, and how far away the rank is that gets it.
+    /// Up the tree: rank r merges what r + 1, r + 2, r + 4, ... have, until it is its turn to send.
+    /// Returns what this rank then has, and how far away the rank is that gets it.
     async fn gather(&mut self, mut own: E) -> Result<(Message, u32)> {
         let io = self.io;
         let (mut distance, mut lost_count) = (1, 0);
@@ -147,7 +147,8 @@ impl<E: Entries> Tree<'_, E> {
                 (message, rank - distance)
             }
         };
-        // Before it is passed on: who passes on what is malformed would be taken for its author.
+        // It is checked before it is passed on: a rank that passes on a malformed message would be
+        // taken for its author.
         let said = self.decode(sender, &message)?;
         while distance > 1 {
             distance /= 2;

@@ -1,8 +1,8 @@
 //! How a machine asks: requests out, what arrived in, everything counted on the way.
 //!
 //! An algorithm is an async function over an [`Io`]; nothing else awaits, so that it stands still
-//! exactly where it asks. A call of [`super::Machine::next`] resumes it. No executor, no
-//! waker, no thread.
+//! exactly where it asks. A call of [`super::Machine::next`] resumes it. There is no executor, no
+//! waker and no thread.
 
 use super::counters::{Counters, Phase};
 use super::message::Message;
@@ -60,7 +60,7 @@ pub enum Request {
 /// What a machine is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrived {
-    /// A request has been started; or the beginning.
+    /// Nothing: the machine begins, or its request has been started.
     Nothing,
     /// Messages: of an exchange in the order of its receives, of a gather by rank.
     Messages(Vec<Message>),
@@ -87,17 +87,17 @@ struct Desk {
     spare: Spare,
 }
 
-/// An algorithm's side.
+/// The algorithm's side of a machine.
 #[derive(Clone, Debug)]
 pub(super) struct Io {
     pub rank: Rank,
     pub ranks: u32,
-    /// Words of control have 8 bytes.
+    /// Whether control words have 8 bytes instead of 4.
     pub is_wide: bool,
     desk: Arc<Mutex<Desk>>,
 }
 
-/// Pending once.
+/// A future that is pending once.
 struct Once(bool);
 
 impl Future for Once {

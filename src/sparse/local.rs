@@ -1,10 +1,10 @@
 //! A rank's own selection: about k entries of its accumulator, in as few passes as possible.
 //!
-//! Exact: from a little below where the steps before put the threshold, one pass usually fetches a
-//! few more than k, of which exactly k are kept; where the gradient may be added at once, in the
-//! same one. Threshold mode: what the threshold selects, if that is within [min(k/2, non-zeros),
-//! 2k], and of much more than k the k largest; else exactly k in the same step. The threshold
-//! follows the counts in between.
+//! Exact mode: one pass begins a little below the threshold that earlier steps foretell. It usually
+//! fetches a few more than k, of which exactly k are kept; if the gradient may be added at once,
+//! the same pass adds it. Threshold mode: the threshold selects, if that gives k/2 to 2k; of much
+//! more than k the k largest are kept. Else exactly k are selected in the same step. Between exact
+//! selections the threshold follows the counts.
 
 use super::foresight::Foresight;
 use super::options::{Algorithm, Mode, NonFinite, SparseOptions};
@@ -18,13 +18,13 @@ use crate::kernel::select::{
 /// Rounds in which the published code of Gaussiank corrects its estimate.
 const GAUSSIAN_ROUNDS: u32 = 3;
 
-/// Rounds, each a pass, after which Gaussiank takes the k largest. From a bracket of half a
-/// threshold's width ten reach a 2000th of it.
+/// Rounds, each a pass, after which Gaussiank takes the k largest. If the bracket is half a
+/// threshold wide, ten rounds narrow it to a 2000th of the threshold.
 const GAUSSIAN_ROUNDS_MAX: u32 = 16;
 
-/// Of what a threshold selects beyond k, this part may stay; where it is more, only the k largest
-/// do. Gradients of small batches change the right count by more than that from one step to the
-/// next, even of the threshold that was right in the last.
+/// A threshold may select more than k by k divided by this; of more, only the k largest stay. With
+/// gradients of small batches the count changes by more than that from one step to the next, even
+/// if the threshold was right in the last.
 const CUT_SHARE: usize = 8;
 
 /// What a rank selected.
@@ -79,8 +79,8 @@ impl LocalSelection {
         clear(&mut picks);
         let guess = self.guess(algorithm, options);
         let (scan, is_good) = match is_added {
-            // What is added once cannot be added again: whatever the guess gives, this pass goes to
-            // the end. Adding and selecting in one pass makes a step a quarter to a third shorter.
+            // A gradient cannot be added twice: whatever the guess gives, this pass goes to the
+            // end. Adding and selecting in one pass makes a step a quarter to a third shorter.
             true => {
                 let (floor, limit) = guess.terms(k as usize);
                 let scan = accumulate(&sums, floor, limit, &mut picks);
@@ -119,7 +119,7 @@ impl LocalSelection {
                 _ => select_gaussian(sources, k, &mut picks),
             },
             _ => {
-                // A hint that the pass above has tried is none.
+                // A hint that the pass above has tried is of no more use.
                 let hint = match guess {
                     Guess::Hint(floor) if !is_added => Some(floor),
                     Guess::Reused(threshold) => Some(lowered(threshold)),
@@ -144,7 +144,7 @@ impl LocalSelection {
         }
     }
 
-    /// The k largest were found, with what was foreseen before.
+    /// The k largest were found; `foresight` is what was foreseen for them.
     fn found(&mut self, foresight: Option<Foresight>, least: u32) {
         let least = least.max(1);
         self.tracker = Some(Tracker::found(self.tracker, least));
@@ -168,12 +168,12 @@ impl LocalSelection {
     }
 }
 
-/// Of the threshold, before a pass.
+/// What is known of the threshold before a pass.
 #[derive(Clone, Copy, Debug)]
 enum Guess {
     /// Nothing yet.
     Nothing,
-    /// What lies from here on is taken.
+    /// Entries of this magnitude and more are taken.
     Reused(u32),
     /// The k largest lie from here on, and not many more.
     Hint(u32),
@@ -182,7 +182,7 @@ enum Guess {
 }
 
 impl Guess {
-    /// From where on a pass that adds collects, and how much at most.
+    /// From which magnitude on a pass that adds collects, and how many entries at most.
     fn terms(self, k: usize) -> (u32, usize) {
         match self {
             Guess::Reused(threshold) => (threshold, 2 * k),
@@ -206,15 +206,15 @@ fn clear(picks: &mut Picks) {
     picks.values.clear();
 }
 
-/// A twentieth less: about half as many again are fetched where tails are normal.
+/// A twentieth less: with normal tails about half as many entries again are fetched.
 fn lowered(threshold: u32) -> u32 {
     (f32::from_bits(threshold) * 0.95).to_bits().max(1)
 }
 
-/// By the estimate of a normal distribution. Real tails are not normal, so that it may select next
-/// to nothing or a multiple of k: it is halved or raised by half until it has been too high once
-/// and too low once, and then lies in the middle of the two, until it selects between 2/3 and 4/3
-/// of k; the k largest where that does not come about. How many are not finite.
+/// Selects by the threshold that a normal distribution gives. Real tails are not normal, so it may
+/// select next to nothing or a multiple of k. It is halved or raised by half until it has been too
+/// high once and too low once, and then bisected, until it selects between 2/3 and 4/3 of k. If it
+/// never does, the k largest are selected. Returns how many elements are not finite.
 fn select_gaussian(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     let (mut floor, not_finite) = gaussian_floor(sources, k);
     // The highest that selected too many, and the lowest that selected too few.
@@ -239,7 +239,7 @@ fn select_gaussian(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
 }
 
 /// As the published code does it: three rounds of halving and raising, whatever the last one
-/// selects. In a vector with short tails they jump over k.
+/// selects. In a vector with short tails these corrections jump over k.
 fn select_as_published(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     let (mut floor, not_finite) = gaussian_floor(sources, k);
     for round in 0..=GAUSSIAN_ROUNDS {
@@ -254,7 +254,7 @@ fn select_as_published(sources: &[Source], k: usize, picks: &mut Picks) -> u64 {
     not_finite
 }
 
-/// What a normal distribution with these moments says, and how many elements are not finite.
+/// The threshold by a normal distribution with these moments, and how many elements are not finite.
 fn gaussian_floor(sources: &[Source], k: usize) -> (u32, u64) {
     let seen = moments(sources);
     let density = k as f64 / count_of(sources).max(1) as f64;
@@ -262,7 +262,7 @@ fn gaussian_floor(sources: &[Source], k: usize) -> (u32, u64) {
     (gaussian_magnitude(seen, density.min(1.0)), not_finite)
 }
 
-/// Collects anew; how many, unless there are more than 4k.
+/// Collects anew. Returns how many, or `None` if there are more than 4k.
 fn collect_from(sources: &[Source], floor: u32, k: usize, picks: &mut Picks) -> Option<usize> {
     clear(picks);
     let scan = collect(sources, floor, 4 * k, picks);
@@ -285,7 +285,7 @@ impl Off {
     }
 }
 
-/// Nothing, if a count is between 2/3 and 4/3 of k; none is more than 4k.
+/// How a count missed k; `None` if it is between 2/3 and 4/3 of k. No count means more than 4k.
 fn step_of(count: Option<usize>, k: usize) -> Option<Off> {
     match count {
         Some(count) if 3 * count < 2 * k => Some(Off::Few),

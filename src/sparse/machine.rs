@@ -25,11 +25,10 @@ pub struct Machine<E> {
 }
 
 impl<E: Entries + Sync> Machine<E> {
-    /// A machine at its beginning. `algorithm` is none that decides: not dense, not auto; `state`
-    /// is what Ok-Topk's step before gave.
+    /// A machine at its beginning. `state` is what Ok-Topk's last step gave.
     ///
     /// # Panics
-    /// If the algorithm is dense or auto, which are not made of picks.
+    /// If the algorithm is dense, which has no picks, or auto, which the caller resolves.
     pub fn new(
         algorithm: Algorithm,
         options: &SparseOptions,
@@ -122,8 +121,8 @@ impl<E: Entries + Sync> Machine<E> {
     }
 
     /// Why there is no result after [`Action::Done`]: a peer's words or entries are not what they
-    /// can be. It is named where one rank alone has sent them. Other ranks may not have noticed,
-    /// and wait for this one: the communicator has failed.
+    /// can be. The peer is named if it alone has sent them. Other ranks may not have noticed and
+    /// wait for this one: the communicator has failed.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }

@@ -1,8 +1,8 @@
 //! [`IndexMarks`]: which indices two increasing lists of sparse entries have in common. The indices
 //! of the one are marked over a window of coordinates, and those of the other are looked up.
 //!
-//! Two pointers that overtake each other would be a branch an entry that nobody can predict; a
-//! search for where a window ends would wait for memory at every step of it.
+//! Two pointers that overtake each other would need a branch for each entry, which cannot be
+//! predicted. A search for the end of a window would wait for memory at every step.
 
 /// Coordinates of a window: 4 KiB of marks.
 pub(crate) const WINDOW: usize = 32 * 1024;
@@ -19,7 +19,7 @@ pub(crate) struct IndexMarks<'a> {
 }
 
 impl<'a> IndexMarks<'a> {
-    /// Of increasing indices.
+    /// The marks of increasing indices.
     pub fn of(indices: &'a [u64]) -> IndexMarks<'a> {
         IndexMarks {
             indices,
@@ -30,7 +30,7 @@ impl<'a> IndexMarks<'a> {
         }
     }
 
-    /// Begins a window at a coordinate, which lies behind the one before. Where it ends.
+    /// Begins a window at a coordinate, which lies behind the window before. Returns where it ends.
     pub fn mark(&mut self, base: u64) -> u64 {
         let end = base.saturating_add(WINDOW as u64);
         self.mark_up_to(base, end);

@@ -10,10 +10,10 @@ use std::sync::Arc;
 pub struct Message {
     /// The bytes; none in a message that is size-only or whose bytes lie elsewhere.
     pub data: Vec<u8>,
-    /// Where they lie instead, which spares a copy: of what has come, until the machine's next
-    /// request; of what is sent from there, until that has ended.
+    /// Where they lie instead, which spares a copy. Bytes that have come lie there until the
+    /// machine's next request, bytes to send until they have been sent.
     pub seen: Option<Box<Seen>>,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
     /// How many of them are no entries: sizes and states.
     pub header_bytes: u64,

@@ -1,38 +1,38 @@
 //! Sparse allreduce as pure machines: what a rank sends, receives and reduces, without I/O, clock
 //! or threads.
 //!
-//! A rank's *accumulator* is its residual plus its gradient. It selects about k entries of it
-//! ([`LocalSelection`]), its *picks*, and an algorithm makes of the picks of all ranks a *result*:
-//! indices and values, the same bits on every rank. What of a rank's picks takes part in no sum
-//! returns to that rank's residual:
+//! A rank's *accumulator* is its residual plus its gradient. The rank selects about k entries of it
+//! ([`LocalSelection`]), its *picks*. An algorithm makes a *result* of the picks of all ranks:
+//! indices and values, the same bits on every rank. Picks that take part in no sum return to their
+//! rank's residual:
 //!
 //! ```text
 //! sum over steps of the result + sum over ranks of the residuals == sum of all gradients, in every coordinate
 //! ```
 //!
-//! That is exact where sums of `f32` are, of integers below 2^24 for example. Elsewhere what an
-//! addition rounds away, of picks to each other or of a gradient to a residual, is nobody's, as in
-//! a dense allreduce: picks 1e8, 1 and -1e8 of three ranks, added in this order, are 0, in another
-//! they are 1.
+//! That is exact where sums of `f32` are exact, as those of integers below 2^24. Elsewhere an
+//! addition of picks, or of a gradient to a residual, may round something away, which is lost as in
+//! a dense allreduce: the picks 1e8, 1 and -1e8 of three ranks are 0 in this order, and 1 in
+//! another.
 //!
 //! Picks whose sum is 0 are in no result. With Ok-Topk and TopkA2, which keep some coordinates of
-//! the sum, such picks return whole, as those of all coordinates that the result has not. With
+//! the sum, such picks return whole, as do all picks whose coordinate is not in the result. With
 //! TopkA, TopkDSA, Gaussiank and gTopk they have taken part in the sum and do not return.
 //!
-//! The machine says it in two lists: a rank's residual after the step is its accumulator, zero at
-//! its picks, plus the *returned* entries ([`Finished::returned`]). Picks that the result does not
-//! have come back whole; rounding errors of values that were sent in fewer bits, and partial sums
-//! that gTopk drops, come back to the rank where that happened.
+//! A machine gives the picks and the *returned* entries ([`Finished::returned`]): a rank's residual
+//! after the step is its accumulator, zero at its picks, plus the returned entries. Picks that the
+//! result does not have come back whole; rounding errors of values that were sent in fewer bits,
+//! and partial sums that gTopk drops, come back to the rank where that happened.
 //!
 //! # Machines
 //!
-//! A [`Machine`] asks for communication ([`Request`]) and is told what came ([`Arrived`]); it is
-//! written as one function that awaits, and moved by calls of [`Machine::next`]:
-//! `comm/sparse` on a communicator, the tests in memory under any order of delivery. Between the
-//! start of an exchange and its end it reduces what came before. Requests are few: groups of
-//! messages, and sums and gathers of some words. A machine works on [`Entries`]: real ones
-//! ([`Stream`]) or sizes only ([`Sized`]), so that 256 ranks and 133 million coordinates fit a
-//! test.
+//! A [`Machine`] asks for communication ([`Request`]) and is told what came ([`Arrived`]). It is
+//! written as one function that awaits, and each call of [`Machine::next`] moves it on.
+//! `comm/sparse` runs it on a communicator, and the tests run it in memory under any order of
+//! delivery. Between the start of an exchange and its end it reduces what came before. There are
+//! few kinds of requests: groups of messages, and sums and gathers of some words. A machine works
+//! on [`Entries`]: real ones ([`Stream`]) or sizes only ([`Sized`]), so that 256 ranks and 133
+//! million coordinates fit a test.
 //!
 //! # Algorithms
 //!
@@ -44,16 +44,16 @@
 //! | gTopk | 4k log P | `gtopk.rs` |
 //!
 //! Sums are made in rank order from left to right (recursive doubling and gTopk: in the order of
-//! their trees), never in the order of arrival. The messages of Ok-Topk's step j go to rank - j, so
-//! that a rank receives from rank + j: then rank 0's part comes as early as any, and most can be
-//! added in rank order while the next are under way.
+//! their trees), never in the order of arrival. In step j of Ok-Topk a rank sends to rank - j and
+//! receives from rank + j: so the parts come in rank order from that of rank 0 on, and most can be
+//! added while the next are under way.
 //!
 //! # Agreement
 //!
-//! Whatever ranks must decide alike follows from words that all have: sizes, histograms, counts of
-//! what is not finite. Nothing is changed before all know whether the step counts: with a value
-//! that is not finite a machine ends with [`Finished::not_finite`] on all ranks, and the caller's
-//! policy decides.
+//! All that ranks must decide alike follows from words that all have: sizes, histograms, counts of
+//! values that are not finite. Nothing is changed before all know whether the step counts: if a
+//! value is not finite, the machines of all ranks end with [`Finished::not_finite`], and the
+//! caller's policy decides.
 //!
 //! Sources: Li and Hoefler (PPoPP 2022); Renggli and others, "SparCML" (SC 2019); Shi and others,
 //! "gTop-k" (ICDCS 2019) and "Understanding Top-k Sparsification" (2019). Read first: [`Machine`],

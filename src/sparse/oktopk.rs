@@ -1,17 +1,17 @@
 //! Ok-Topk (Li and Hoefler): split and reduce by regions, select globally, gather.
 //!
-//! 1. At a repartition, boundaries such that all regions get equally many picks.
-//! 2. Sizes to everybody who will get messages; then each rank's picks to the owners of their
-//!    regions, in buckets of four messages, more where those are short, the next under way while
+//! 1. At a repartition, boundaries are found such that all regions get equally many picks.
+//! 2. Each rank tells its sizes to the others, and sends its picks to the owners of their regions:
+//!    in buckets of four messages, more where those are short. The next bucket is under way while
 //!    the one before is added.
-//! 3. Sizes and states of the sums: from here on all know whether the step counts, and how many
-//!    non-zeros the sum has.
-//! 4. The global threshold: used again, or the one of its neighbours that selects nearest to k
-//!    (their counts travel with the sizes), while that is about k; else the exact k-th by
-//!    histograms. Both depend only on what all ranks have.
-//! 5. Where the selected entries are unevenly spread: moved. Then gathered.
+//! 3. Sizes and states of the sums are gathered: from here on all know whether the step counts, and
+//!    how many non-zeros the sum has.
+//! 4. The global threshold is used again, or the one of its neighbours that selects nearest to k
+//!    (their counts travel with the sizes), while that is about k. Else histograms give the exact
+//!    k-th. Both depend only on what all ranks have.
+//! 5. The selected entries are spread evenly if they lie too unevenly, and gathered.
 //!
-//! What of a pick is not in the result returns.
+//! The part of a pick that is not in the result returns.
 
 use super::balance;
 use super::counters::Phase;
@@ -85,7 +85,7 @@ pub(super) async fn run<E: Entries + Sync>(
             let all = gather(&io, &step, &terms, reduced, column(lengths).collect()).await?;
             let (result, _) = all.0.top(step.k);
             next.tracker = Some(Tracker::found(state.tracker, least_of(&result)));
-            // Of what is not in the result the picks return, so that its rounding does not count.
+            // If a sum is not in the result, its picks return, so that its rounding does not count.
             let rounding = all.1.common(&result);
             (result, rounding)
         }
@@ -153,7 +153,7 @@ fn check_states<E>(
 
 /// What the split gives.
 pub(super) struct Split<E> {
-    /// This rank's picks as their receivers see them, if not as they are.
+    /// This rank's picks as their receivers see them, if rounding changes them.
     pub applied: Option<E>,
     /// The sum over this rank's region.
     pub sum: E,
@@ -166,7 +166,7 @@ enum Part<E> {
     /// This rank's, which lies among its picks.
     Own,
     Entries(E),
-    /// As it came.
+    /// A message as it came, and its number of entries.
     Message(Message, u64),
 }
 
@@ -197,7 +197,7 @@ impl<E: Entries> RankOrderSum<'_, E> {
             let parts = self.parts[begin..end].iter().flatten();
             terms.extend(parts.map(|part| self.term(part)));
             let added = E::sum(&terms, spare);
-            // The first term is no rank's.
+            // The first term is the sum so far.
             let rank = |number: usize| (begin + number - 1) as Rank;
             self.sum = added.map_err(|(number, cause)| faults::of_rank(rank(number), cause))?;
             sum.recycle(spare);
@@ -243,7 +243,8 @@ impl<E: Entries> RankOrderSum<'_, E> {
     }
 }
 
-/// This rank's picks to the owners of their regions, and the sum over its own.
+/// Sends this rank's picks to the owners of their regions, and adds up the picks of all ranks in
+/// its own region.
 pub(super) async fn split<E: Entries + Sync>(
     io: &Io,
     step: &Step<E>,
@@ -301,7 +302,7 @@ pub(super) async fn split<E: Entries + Sync>(
         ordered.go_on()?;
         first += steps.len() as u32;
     }
-    // Of one rank there were no exchanges.
+    // With a single rank there were no exchanges.
     ordered.go_on()?;
     let received = sizes.iter().sum::<u64>() - sizes[rank as usize];
     let sum = ordered.sum;
@@ -320,12 +321,12 @@ pub(super) async fn split<E: Entries + Sync>(
     })
 }
 
-/// Where the bucket ends that begins with a step: after four messages that have at least half of a
-/// bucket's share of what this rank sends, and of what it receives. Who waited for messages that
-/// are nearly empty before it sends its long one would hand the delay on from rank to rank. Ranks
-/// need not agree: the rank that is furthest behind waits for steps that all others have begun; but
-/// they do agree where all messages are about equally long, so that nobody waits for a peer's next
-/// bucket.
+/// Where the bucket ends that begins with a step: after at least four messages that together have
+/// half of a bucket's share of what this rank sends, and of what it receives. If a rank waited for
+/// nearly empty messages before it sends a long one, its delay would go on from rank to rank. Ranks
+/// need not agree, because the rank that is furthest behind waits for steps that all others have
+/// begun. Where all messages are about equally long they do agree, so no rank waits for a peer's
+/// next bucket.
 fn bucket_end(first: u32, ranks: u32, load: impl Fn(u32) -> (u64, u64)) -> u32 {
     let add = |a: (u64, u64), b: (u64, u64)| (a.0 + b.0, a.1 + b.1);
     let total = (1..ranks).map(&load).fold((0, 0), add);
@@ -342,8 +343,8 @@ fn bucket_end(first: u32, ranks: u32, load: impl Fn(u32) -> (u64, u64)) -> u32 {
     ranks
 }
 
-/// The first k of all entries in the total order, which should lie where they are foreseen: this
-/// rank's, everybody's sizes, and the least magnitude.
+/// Selects the first k of all entries in the total order, which should lie where they are foreseen.
+/// Returns this rank's, the sizes of all ranks, and the least magnitude.
 async fn select_exactly<E: Entries>(
     io: &Io,
     step: &Step<E>,
@@ -395,7 +396,7 @@ async fn select_exactly<E: Entries>(
     Ok((chosen, sizes, kth.least))
 }
 
-/// Everybody's entries on every rank, and what rounding left of this rank's block.
+/// Gathers the entries of all ranks. Returns them, and what rounding left of this rank's block.
 async fn gather<E: Entries>(
     io: &Io,
     step: &Step<E>,
@@ -411,8 +412,8 @@ async fn gather<E: Entries>(
     gather_blocks(io, (block, sizes), terms, step.count).await
 }
 
-/// Gathers blocks of these sizes, rounded by who sends them; zeros that rounding makes are in the
-/// sum.
+/// Gathers blocks of these sizes, which their senders round. An entry that is rounded to zero stays
+/// in the result.
 async fn gather_blocks<E: Entries>(
     io: &Io,
     (block, sizes): (E, Vec<u64>),
@@ -441,7 +442,7 @@ async fn gather_blocks<E: Entries>(
             let cause = "its entries do not lie behind those of the rank before";
             return Err(faults::of_rank(rank, cause));
         }
-        // Its owner has left them out, or all ranks the step.
+        // Owners leave out sums that are not finite, or all ranks give up the step.
         let wild = result.wild_from(before);
         if wild > 0 {
             let cause = format_args!("{wild} of its selected sums are not finite");
@@ -456,7 +457,7 @@ async fn gather_blocks<E: Entries>(
     Ok((result, rounding))
 }
 
-/// The least magnitude of entries, found by asking for one at a time from the top of the bins down.
+/// The least magnitude of entries, found by bisection.
 fn least_of<E: Entries>(entries: &E) -> u32 {
     let (mut low, mut high) = (1, f32::MAX.to_bits());
     while low < high {

@@ -231,8 +231,8 @@ pub struct SparseOptions {
     pub algorithm: Algorithm,
     /// Entries of the result, over all tensors of a call; default 1 %.
     pub amount: Amount,
-    /// k is of each tensor, not of all; every tensor then is an operation of its own. Default
-    /// false.
+    /// Whether k counts for each tensor, not for all together; every tensor then is an operation of
+    /// its own. Default false.
     pub per_tensor: bool,
     /// Default exact.
     pub mode: Mode,
@@ -252,9 +252,9 @@ pub struct SparseOptions {
     pub indices: IndexFormat,
     /// Default error.
     pub non_finite: NonFinite,
-    /// First steps that are dense, their residuals staying zero; default none.
+    /// How many first steps are dense, with residuals that stay zero; default none.
     pub warm_up_steps: u64,
-    /// The result is divided by the number of ranks; default false.
+    /// Whether the result is divided by the number of ranks; default false.
     pub is_average: bool,
 }
 

@@ -1,8 +1,8 @@
 //! [`Entries`] of a [`Stream`]: real ones.
 //!
-//! Its loops run over millions of entries in every step. None of them decides by a branch what an
-//! entry's value or place says: where a third of the entries is kept, every third guess of such a
-//! branch is wrong, and costs as much as ten entries.
+//! The loops of selection and sums run over millions of entries in every step. They do not branch
+//! on an entry's value or place: if a third of the entries is kept, every third prediction of such
+//! a branch is wrong, and costs as much as ten entries.
 
 use super::coding::{self, BATCH, check_length, decode_values};
 use super::entries::{Arrival, ByMagnitude, Coded, Entries, Pack, Term};
@@ -20,8 +20,8 @@ impl Stream {
         self.change_into(kept, |index, value| (is_kept(index, value), value));
     }
 
-    /// Appends those that are kept to `kept`, with the values that go with that. Each is written
-    /// down, and the next over it unless it is kept.
+    /// Appends those that are kept to `kept`, with the values that `change` gives them. Each entry
+    /// is written, and the next one over it unless it is kept.
     fn change_into(&self, kept: &mut Stream, mut change: impl FnMut(u64, f32) -> (bool, f32)) {
         let (mut indices, mut values) = ([0u64; BATCH], [0f32; BATCH]);
         let parts = self.indices.chunks(BATCH).zip(self.values.chunks(BATCH));
@@ -29,7 +29,7 @@ impl Stream {
             let mut count = 0;
             for (index, value) in part.iter().zip(part_values) {
                 let (is_kept, value) = change(*index, *value);
-                // Never more than a batch has: the rest of the division is no other place.
+                // `count` is below BATCH: the remainder only spares the check of bounds.
                 indices[count % BATCH] = *index;
                 values[count % BATCH] = value;
                 count += usize::from(is_kept);
@@ -91,7 +91,7 @@ impl Entries for Stream {
         if count_where(&self.values, |v| !is_clean(v)) == 0 {
             return (self, wild);
         }
-        // A sum of millions nearly always has a zero: in place, not in new memory.
+        // A sum of millions nearly always has a zero, so this works in place and not in new memory.
         let mut kept = 0;
         for at in 0..self.values.len() {
             let (index, value) = (self.indices[at], self.values[at]);
@@ -116,7 +116,7 @@ impl Entries for Stream {
             if index >= end {
                 end = marks.mark(index);
             }
-            // Read in any case: a branch would guess.
+            // It is read in any case, which needs no branch.
             let applied = applied.values[at];
             at += 1;
             let rest = if marks.has(index) {
@@ -182,7 +182,7 @@ impl ByMagnitude for Stream {
         for value in &self.values {
             counts[thresholds.reached(magnitude(*value))] += 1;
         }
-        // Who reaches one reaches those below it.
+        // A value that reaches one reaches those below it.
         for place in (1..Thresholds::COUNT).rev() {
             counts[place] += counts[place + 1];
         }
@@ -281,8 +281,8 @@ impl Coded for Stream {
     }
 }
 
-/// How many values are as asked. Sums as wide as the values they come from, and no early end: whole
-/// vectors.
+/// How many values are as asked. Counts are as wide as the values, and there is no early exit, so
+/// that the loop is vectorized.
 fn count_where(values: &[f32], is_it: impl Fn(f32) -> bool) -> u64 {
     let count = |part: &[f32]| part.iter().map(|v| u32::from(is_it(*v))).sum::<u32>();
     let parts = values.chunks(1 << 20);

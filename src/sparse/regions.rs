@@ -64,8 +64,8 @@ async fn balanced<E: Entries>(io: &Io, picks: &E, count: u64) -> Result<Vec<u64>
     bounds_of(low, count)
 }
 
-/// Every rank's own equal shares, averaged: one sum. Ranks with fewer picks than there are ranks
-/// say equal coordinates.
+/// Every rank's own equal shares, averaged: one sum. A rank with fewer picks than there are ranks
+/// gives equal shares of the coordinates.
 async fn averaged<E: Entries>(io: &Io, picks: &E, count: u64) -> Result<Vec<u64>> {
     let p = u64::from(io.ranks);
     let own = match picks.len() >= p {

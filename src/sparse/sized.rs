@@ -1,8 +1,8 @@
 //! [`Sized`]: how many entries there would be, for jobs larger than this machine's memory.
 //!
 //! The entries of one vector lie evenly in their coordinates, and their magnitudes evenly among all
-//! magnitudes; those of different ranks lie independently or in the same places. Whatever real
-//! entries make data-dependent follows from that, so that the same machines run with the same
+//! magnitudes; those of different ranks lie independently or in the same places. All that depends
+//! on the data of real entries follows from that, so that the same machines run with the same
 //! control flow.
 
 use super::entries::{Arrival, ByMagnitude, Coded, Entries, Pack, Term};
@@ -14,7 +14,8 @@ use crate::kernel::select::{Level, MAGNITUDE_INFINITE};
 /// Where the entries of different ranks lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// Independently: m of them leave a coordinate empty with the product of their probabilities.
+    /// Independently: a coordinate is empty in all vectors with the product of the probabilities
+    /// that it is empty in each.
     Independent,
     /// All in the same places.
     Identical,
@@ -173,7 +174,8 @@ impl ByMagnitude for Sized {
         self.with(self.from, self.to, (above + ties).min(self.count))
     }
 
-    /// There are no passes to make shorter; and the law of magnitudes is that of all.
+    /// There are no passes to make shorter, and entries near a magnitude do not lie evenly among
+    /// all magnitudes.
     fn near(&self, _: u32, _: &Spare) -> Option<Sized> {
         None
     }
@@ -188,7 +190,7 @@ impl ByMagnitude for Sized {
 impl Coded for Sized {
     fn encode_slice(&self, (start, end): (u64, u64), pack: Pack, _: &Spare) -> Message {
         Message {
-            // Inside a process the law goes along.
+            // Inside a process the support goes along.
             data: vec![u8::from(self.support == Support::Identical)],
             ..Message::size_only(pack.bytes(end - start))
         }

@@ -1,7 +1,7 @@
-//! [`Spare`]: vectors that are no longer needed, for those to come.
+//! [`Spare`]: memory of vectors that are no longer needed, for later ones.
 //!
 //! A step of BERT's size makes and drops a dozen vectors of ten megabytes. From the system each
-//! would come as pages that are cleared one by one at their first use: a third of the
+//! would come as pages that are cleared one by one at their first use, which takes a third of the
 //! communication's time.
 
 use super::message::Seen;
@@ -16,7 +16,7 @@ const KEPT: usize = 16;
 /// Messages that are sent begin at multiples of this, so that no two share a cache line.
 pub const MESSAGE_ALIGNMENT: usize = 64;
 
-/// Vectors of steps before. Clones share them; what is not given back is freed as ever.
+/// Vectors of earlier steps. Clones share them; a vector that is not given back is freed.
 #[derive(Clone, Debug, Default)]
 pub struct Spare(Arc<Mutex<Shelves>>);
 
@@ -49,7 +49,7 @@ impl Spare {
         Stream { indices, values }
     }
 
-    /// Bytes with room for `count`. What is in them is left from before.
+    /// A vector with room for `count` bytes. It may hold bytes of an earlier use.
     pub fn bytes(&self, count: usize) -> Vec<u8> {
         take(&mut self.shelves().bytes, count)
     }
@@ -66,13 +66,14 @@ impl Spare {
         put(&mut self.shelves().bytes, bytes);
     }
 
-    /// Messages may be written here from now on, from its beginning: where they are sent from.
+    /// From now on messages may be written into this memory, from its beginning, and are sent from
+    /// there.
     pub fn open_outbox(&self, memory: Seen) {
         let used_bytes = 0;
         self.shelves().outbox = Some(Outbox { memory, used_bytes });
     }
 
-    /// What was written there is sent: nothing more until it has been.
+    /// What was written there is being sent: nothing more is written until it has been.
     pub fn close_outbox(&self) {
         if let Some(outbox) = &mut self.shelves().outbox {
             outbox.used_bytes = outbox.memory.view().len_bytes();
@@ -111,8 +112,8 @@ impl Spare {
     }
 }
 
-/// The smallest that is large enough, else a new one, with an eighth more than asked for: lengths
-/// vary from step to step.
+/// Takes the smallest that is large enough, else a new one with an eighth more than asked for,
+/// because lengths vary from step to step.
 fn take<T>(shelf: &mut Vec<Vec<T>>, count: usize) -> Vec<T> {
     let fitting = shelf.iter().enumerate().filter(|v| v.1.capacity() >= count);
     match fitting.min_by_key(|v| v.1.capacity()).map(|v| v.0) {

@@ -26,13 +26,13 @@ pub struct Step<E> {
 pub struct Finished<E> {
     /// The sum's entries that all ranks apply; the same bits on every rank. Never a zero.
     pub result: E,
-    /// What this rank selected, where it took part: zero in the residual, but for what returns.
-    /// None of a step that is void.
+    /// This rank's picks: they become zero in the residual, but for what returns. None if the step
+    /// is void.
     pub picks: E,
     /// What this rank's residual gets back; an index may occur in several lists.
     pub returned: Vec<E>,
-    /// Picks that the result does not have return too, whole, and are in none of those lists: the
-    /// pass that changes the residual meets both. [`Finished::all_returned`] has them.
+    /// Whether picks that the result does not have return whole, without being in those lists: the
+    /// pass that changes the residual meets picks and result. [`Finished::all_returned`] has them.
     pub is_rest_returned: bool,
     /// The step did not take place on any rank, because something was not finite and the policy is
     /// strict.

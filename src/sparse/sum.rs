@@ -2,7 +2,7 @@
 //! fits the first-level cache.
 //!
 //! A window costs what lies in it and a look at each 64 coordinates; windows without entries cost
-//! nothing. Merging two vectors at a time in the same order would touch the sum once for each of
+//! nothing. Merging one vector after another into the sum would touch the sum once for each of
 //! them.
 
 use super::coding::Incoming;
@@ -66,7 +66,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Entries, before any of them was added.
+    /// Number of entries, before any of them was added.
     fn len(&self) -> usize {
         match self {
             Cursor::Here(indices, _) => indices.len(),

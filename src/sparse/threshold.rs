@@ -13,8 +13,8 @@ pub struct Thresholds {
 impl Thresholds {
     /// How many they are.
     pub const COUNT: usize = 33;
-    /// Bits of a magnitude between two neighbours: from 0.4 % to 0.8 %, so that all reach 6 % to 13
-    /// % up and down.
+    /// Bits of a magnitude between two neighbours. They are 0.4 % to 0.8 % apart, so that all reach
+    /// 6 % to 13 % up and down.
     const STEP: u32 = 1 << 15;
 
     /// A threshold of at least 1, and its neighbours.
@@ -56,7 +56,7 @@ impl Thresholds {
     }
 }
 
-/// How many square roots of a ratio of counts make one of thresholds.
+/// How often the square root of a ratio of counts is taken to give a ratio of thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Steepness {
     /// Of a rank's accumulator.
@@ -67,12 +67,12 @@ pub(super) enum Steepness {
 
 /// A threshold that follows the vectors that it selects from.
 ///
-/// What it selected says where it should have been: off by a root of count / k. Picks leave the
-/// residuals, so that what lies above a threshold is hardly more than a step's gradients, and
-/// counts fall steeply with it: the 16th root of a rank's own count, the 32nd of the sum's, held
-/// deviations lowest among the 8th to 64th on normal gradients. Residuals grow from step to step,
-/// most in the first ones, so the next threshold also goes on as the right ones have gone before,
-/// averaged. Square roots, products and quotients give the same bits on every machine.
+/// The count that it selected says how far off it was: by a root of count / k. Picks leave the
+/// residuals, so that hardly more than a step's gradients lie above a threshold, and counts fall
+/// steeply as it grows. Of the 8th to 64th roots the 16th for a rank's own count, and the 32nd for
+/// the sum's, kept deviations lowest on normal gradients. Residuals grow from step to step, most in
+/// the first steps, so the next threshold also grows as the right ones did on average. Square
+/// roots, products and quotients give the same bits on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracker {
     /// Magnitude from which on the next step selects: at least 1, and finite.
@@ -84,7 +84,7 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// After a step that found the right threshold exactly.
+    /// The tracker after a step that found the right threshold exactly.
     pub(super) fn found(before: Option<Tracker>, exact: u32) -> Tracker {
         let right = f64::from(f32::from_bits(exact));
         let growth = before.map_or(1.0, |tracker| tracker.growth_to(right));
@@ -96,7 +96,7 @@ impl Tracker {
         Tracker { threshold, ..self }
     }
 
-    /// After a step in which the threshold selected `count` where `k` were wanted.
+    /// The tracker after a step in which the threshold selected `count` where `k` were wanted.
     pub(super) fn followed(self, count: u64, k: u64, steepness: Steepness) -> Tracker {
         let ratio = (count.max(1) as f64 / k.max(1) as f64).clamp(0.25, 4.0);
         let factor = (0..steepness as u32).fold(ratio, |root, _| root.sqrt());

@@ -3,23 +3,22 @@
 use super::stream::Stream;
 use crate::kernel::select::magnitude;
 
-/// Coordinates of a window: 32 KiB of sums, of which at 1 % half of the lines are used, beside the
-/// parts that are read.
+/// Coordinates of a window: 32 KiB of sums. At a density of 1 % half of their cache lines are used,
+/// beside the parts that are read.
 pub(super) const WINDOW: usize = 8 * 1024;
 
-/// What is there before the first term. Plus any value it is that value, also where that is -0;
-/// zero would turn it into +0.
+/// The sum before the first term. Adding a value to it gives that value, also -0; +0 would turn -0
+/// into +0.
 const NOTHING: f32 = -0.0;
 
 /// Entries that are taken from a window at a time.
 const BATCH: usize = 512;
 
-/// Entries that are taken from 64 coordinates without asking how many there are: no branch could
-/// guess it, and more are few.
+/// Entries that are taken from 64 coordinates without a branch on how many there are, which could
+/// not be predicted. More than these are rare.
 const ROUND: usize = 4;
 
-/// Sums of one window, with a bit for each coordinate that has any term. Between uses nothing is in
-/// it.
+/// Sums of one window, with a bit for each coordinate that has any term. Between uses it is empty.
 #[derive(Debug)]
 pub(super) struct Window {
     sums: Box<[f32; WINDOW]>,
@@ -37,8 +36,8 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Adds what lies before the window's end; how many that are. No search for the end: it would
-    /// wait for memory at every step, and this branch is guessed wrong once.
+    /// Adds what lies before the window's end, and returns how many that are. A search for the end
+    /// would wait for memory at every step; this branch is mispredicted once.
     pub fn add(&mut self, (base, end): (u64, u64), indices: &[u64], values: &[f32]) -> usize {
         let mut count = 0;
         for (index, value) in indices.iter().zip(values) {
@@ -53,7 +52,7 @@ impl Window {
         count
     }
 
-    /// Appends the sums that are not zero, and leaves nothing.
+    /// Appends the sums that are not zero, and leaves the window empty.
     pub fn take(&mut self, base: u64, total: &mut Stream) {
         let (mut indices, mut values, mut count) = ([0u64; BATCH], [0f32; BATCH], 0);
         for (word, bits) in self.bits.iter_mut().enumerate() {
@@ -64,10 +63,10 @@ impl Window {
             let mut left = std::mem::take(bits);
             while left != 0 {
                 for _ in 0..ROUND {
-                    // Of nothing left, the last coordinate, which stays as it is.
+                    // If no bit is left, it is the last coordinate, whose sum stays as it is.
                     let at = (64 * word + left.trailing_zeros().min(63) as usize) % WINDOW;
                     let sum = self.sums[at];
-                    // Written down, and the next over it unless it counts.
+                    // It is written, and the next one over it unless it counts.
                     indices[count % BATCH] = base + at as u64;
                     values[count % BATCH] = sum;
                     count += usize::from((left != 0) & (magnitude(sum) != 0));

@@ -7,8 +7,8 @@ use std::fmt;
 /// true where it is anything else. Rust's `bool` is no element, because it allows two bytes only,
 /// and another rank may send any.
 ///
-/// Values that are equally true are equal, whatever their bytes. What is combined of several ranks
-/// is 0 or 1.
+/// Values that are equally true are equal, whatever their bytes. A result that combines several
+/// ranks has the byte 0 or 1.
 ///
 /// ```
 /// use linerate::elements::Bool;

@@ -11,7 +11,7 @@ use std::fmt;
 /// Bits of an f32 below its exponent.
 const F32_MANTISSA_BITS: u32 = 23;
 
-/// What an f32 adds to its exponent.
+/// The bias of an f32's exponent.
 const F32_BIAS: u32 = 127;
 
 /// An element of type [`DataType::F8E4M3`](super::DataType::F8E4M3), torch's `float8_e4m3fn`: 4
@@ -188,7 +188,7 @@ const fn with_sign(value: f32, bits: u8) -> f32 {
     f32::from_bits(value.to_bits() | (bits as u32 & 0x80) << 24)
 }
 
-/// They are compared and printed as the numbers that they are.
+/// Both types are compared and printed as numbers, not as bits.
 macro_rules! as_numbers {
     ($($name:ident),*) => {$(
         impl PartialEq for $name {

@@ -92,7 +92,7 @@ struct Format {
     bias: i32,
     /// The bits of the greatest finite magnitude.
     greatest: u8,
-    /// What lies beyond.
+    /// The bits of all magnitudes beyond it.
     overflow: u8,
     widen: fn(u8) -> f32,
     narrow: fn(f32) -> u8,

@@ -7,14 +7,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-/// An operation that has ended, as its starter has named it.
+/// An operation that has ended, under the number that its starter gave it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
     /// The number that came with the operation.
     pub user: u64,
     /// What waiting for it would have returned.
     pub result: Result<()>,
-    /// Of a receive with a tag: the rank whose message it has met.
+    /// For a receive with a tag: the rank that sent its message.
     pub source: Option<Rank>,
 }
 
@@ -35,14 +35,14 @@ struct State {
     descriptor: Option<Arc<OwnedFd>>,
 }
 
-/// The place of one operation that has not ended. Dropped, it ends the operation as cancelled, so
+/// The place of one operation that has not ended. Dropping it ends the operation with an error, so
 /// that no completion is ever missing.
 #[derive(Debug)]
 pub struct QueuePlace {
     completions: Arc<Completions>,
     user: u64,
     has_ended: bool,
-    /// Of an operation that is several: what those have in common.
+    /// For a part of an operation: what the parts share.
     together: Option<Arc<Together>>,
 }
 
@@ -53,7 +53,7 @@ struct Together {
 }
 
 impl Together {
-    /// A part has ended: what the operation ends with, if it was the last one.
+    /// Ends a part. Returns the result of the operation if it was the last part.
     fn end(&self, result: Result<()>) -> Option<Result<()>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (left, failure) = &mut *state;
@@ -82,12 +82,12 @@ impl Completions {
     /// Whether there is something to take.
     #[inline]
     pub fn has_any(&self) -> bool {
-        // Acquire: with the release in `end`. What is taken is behind the lock.
+        // Acquire pairs with the release in `end`. The completions themselves are behind the lock.
         self.ended_count.load(Ordering::Acquire) > 0
     }
 
-    /// Moves at most `max` completions to `into`, first the operation that has ended first; returns
-    /// how many.
+    /// Moves at most `max` completions to `into`, in the order in which the operations ended, and
+    /// returns how many.
     pub fn take(&self, into: &mut Vec<Completion>, max: usize) -> usize {
         let mut state = self.lock();
         let count = state.ended.len().min(max);
@@ -146,8 +146,8 @@ impl QueuePlace {
         self.tell(result, source);
     }
 
-    /// Places for the parts of the operation, which has ended when all have; `failure`: one that
-    /// has ended already has failed.
+    /// Places for the parts of the operation, which ends when all parts have ended. `failure` is
+    /// the error of a part that has failed already.
     pub fn split(mut self, parts: usize, failure: Option<Error>) -> Vec<QueuePlace> {
         self.has_ended = true;
         let together = Arc::new(Together {

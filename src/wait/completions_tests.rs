@@ -1,4 +1,5 @@
-//! Completions and their descriptor. Not in the file itself, which the models compile too.
+//! Completions and their descriptor. The tests are not in the file itself, because the models
+//! compile it too.
 
 use super::Completions;
 use crate::error::Error;

@@ -57,7 +57,7 @@ impl Activity {
         }
     }
 
-    /// What a wait counts as that is spent `by` polling or sleeping.
+    /// The activity of a wait that polls or sleeps (`by`) during this traffic.
     pub fn of_wait(by: Activity, traffic: Traffic) -> Activity {
         match traffic {
             Traffic::Idle => Activity::WireIdle,
@@ -116,7 +116,8 @@ impl Profile {
         self.mark = now;
     }
 
-    /// As [`Profile::note`], but only from `start` on, if that was not noted before.
+    /// As [`Profile::note`], for the time from `start` on. Earlier time that no note names is of
+    /// the activity that [`Profile::set_between`] has set.
     pub fn note_from(&mut self, start: Time, activity: Activity) {
         let start = start.max(self.mark);
         self.spent[self.between as usize] += start.since(self.mark).as_nanos() as u64;

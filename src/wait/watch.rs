@@ -7,7 +7,7 @@ use rustix::event::{Timespec, epoll};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What one look finds at most. The kernel gives the rest first at the next one.
+/// The most descriptors that one look finds. The next look finds the others first.
 const FOUND_MAX: usize = 256;
 
 /// See the module. It is readable itself while one of its descriptors is.
@@ -34,14 +34,14 @@ impl Watch {
             .map_err(|e| Error::os("watching a socket", e))
     }
 
-    /// Ends that, before the descriptor is closed: while a forked child holds a copy of it, the
-    /// kernel would go on telling of it.
+    /// Stops watching a descriptor. This comes before it is closed: else the kernel would go on
+    /// reporting it while a forked child holds a copy.
     pub fn remove(&self, descriptor: impl AsFd) {
-        // One that could not be added is not there.
+        // It fails only for a descriptor that could not be added.
         let _ = epoll::delete(&self.epoll, descriptor);
     }
 
-    /// Looks, and does not block; how many descriptors have something.
+    /// Looks without blocking. Returns how many descriptors have something to read.
     pub fn look(&mut self) -> usize {
         self.found.clear();
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); FOUND_MAX];

@@ -14,14 +14,14 @@ pub const HEADER_BYTES: usize = 72;
 
 /// A payload has a CRC32C, and so has the header.
 const FLAG_CRC: u8 = 1;
-/// Of an announcement: its bytes come without being asked for. Of an answer: the range was good. Of
-/// a change: only where the word is as expected.
+/// In an announcement: its bytes come without being asked for. In an answer: the range was good. In
+/// a change: it is made only if the word is as expected.
 const FLAG_YES: u8 = 2;
 /// The sender waits for the acknowledgement.
 const FLAG_URGENT: u8 = 4;
 const CRC_AT: usize = 68;
 
-/// What is allowed; both sides of a connection have the same.
+/// What a frame may have. Both sides of a connection have equal limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest payload of an ordered frame.
@@ -111,7 +111,7 @@ pub enum Frame {
         /// Which.
         transfer: u64,
     },
-    /// They are not.
+    /// The bytes of an announced message are not wanted.
     Skip {
         /// Which.
         transfer: u64,
@@ -127,7 +127,7 @@ pub enum Frame {
     },
     /// The short put at this position of the stream was refused.
     BadPut {
-        /// Of its frame.
+        /// The position of its frame.
         position: u64,
     },
     /// The long put was refused.
@@ -156,10 +156,10 @@ pub enum Frame {
         offset: u64,
         /// What must be there; `None`: the operand is added.
         compare: Option<u64>,
-        /// What is there then, or what is added.
+        /// The new word, or what is added.
         operand: u64,
     },
-    /// The answer, if it is short or refused; its bytes follow.
+    /// The answer to a get or a change, if it is short or refused; its bytes follow.
     Got {
         /// As asked.
         id: u64,
@@ -168,8 +168,8 @@ pub enum Frame {
         /// Payload.
         bytes: u32,
     },
-    /// How many chunks of a rail have arrived, and how many bytes of unasked messages have met
-    /// their receive.
+    /// How many chunks of a rail have arrived, and how many bytes of eager messages have met their
+    /// receive.
     Ack {
         /// Which rail; 0: none.
         rail: u64,
@@ -178,12 +178,14 @@ pub enum Frame {
         /// Bytes of long eager messages matched, ever.
         matched_bytes: u64,
     },
-    /// A rail is dead for the sender, who reads it no more: how many chunks had come on it?
+    /// The sender takes a rail for dead and does not read it any more. It asks how many chunks have
+    /// come on it at the receiver.
     RailDead {
         /// Which.
         rail: u64,
     },
-    /// The answer: the rail is read no more, and this many chunks had come.
+    /// The answer to [`Frame::RailDead`]: the rail is not read any more, and this many chunks had
+    /// come.
     RailClosed {
         /// Which.
         rail: u64,
@@ -321,12 +323,12 @@ impl Frame {
     }
 }
 
-/// A header: a frame, and what every frame tells besides.
+/// A header: what a frame says, and the fields that every frame has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FrameHeader {
-    /// Where the frame begins in the sender's stream; 0 of chunks.
+    /// Where the frame begins in the sender's stream; 0 for chunks.
     pub position: u64,
-    /// How much of the receiver's stream has arrived at the sender; 0 of chunks.
+    /// How much of the receiver's stream has arrived at the sender; 0 for chunks.
     pub acknowledged: u64,
     /// Messages of the receiver that were matched at the sender, per class of tags, modulo 2^16.
     pub matched: [u16; 4],
@@ -509,7 +511,7 @@ fn check_lengths(frame: &Frame, limits: &Limits) -> Result<(), FrameError> {
     if frame.is_chunk() && bytes == 0 {
         return Err(FrameError::EmptyChunk);
     }
-    // No overflow: the total is below 2^63 and a chunk is short.
+    // No overflow: `offset` is compared with the total before it is subtracted.
     if offset > total || u64::from(bytes) > total - offset {
         return Err(FrameError::OutsideTransfer {
             offset,

@@ -62,15 +62,13 @@ pub enum Refusal {
     Full,
     /// The peer has been disconnected, or has failed.
     Gone,
-    /// The responder checks frames (`LINERATE_INTEGRITY=crc`), and the initiator does not; or the
-    /// other way round.
+    /// The responder checks frames (`LINERATE_INTEGRITY=crc`), and the initiator does not.
     CrcHere,
-    /// See [`Refusal::CrcHere`].
+    /// The initiator checks frames, and the responder does not.
     CrcThere,
-    /// The responder encrypts (`LINERATE_TLS=on`), and the initiator does not; or the other way
-    /// round.
+    /// The responder encrypts (`LINERATE_TLS=on`), and the initiator does not.
     TlsHere,
-    /// See [`Refusal::TlsHere`].
+    /// The initiator encrypts, and the responder does not.
     TlsThere,
 }
 
@@ -128,7 +126,7 @@ pub struct Claim {
     pub initiator: Rank,
     /// The rank that it wants to reach.
     pub responder: Rank,
-    /// Which incarnation of the job, so that what was left of an earlier one is not let in.
+    /// Which incarnation of the job: processes that are left of an earlier one are refused.
     pub epoch: u64,
     /// Free for the purpose, and proven like the rest.
     pub detail: u64,
@@ -183,7 +181,7 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; NONCE_BYTES] {
 }
 
 impl Claim {
-    /// The claim of a hello: what to look the key up with.
+    /// The claim of a hello, by which the caller finds the key.
     pub fn parse(hello: &HandshakeMessage) -> Result<Claim, HandshakeError> {
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| hello[at + i]));
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| hello[at + i]));
@@ -257,8 +255,8 @@ impl Initiator {
         Ok(message_of(PROOF, &proof, 0))
     }
 
-    /// The secrets of what follows, after a good challenge. No other connection has them, and no
-    /// peer without the key.
+    /// The secrets of the connection, after a good challenge. No other connection has them, and no
+    /// peer without the key can derive them.
     pub fn channel(&self) -> ChannelSecrets {
         self.key.channel(&self.hello, &self.theirs)
     }
@@ -324,7 +322,7 @@ impl Responder {
             .map_err(|_| HandshakeError::WrongProof)
     }
 
-    /// The secrets of what follows, after a good proof: see [`Initiator::channel`].
+    /// The secrets of the connection, after a good proof: see [`Initiator::channel`].
     pub fn channel(&self) -> ChannelSecrets {
         self.key.channel(&self.hello, &self.own)
     }

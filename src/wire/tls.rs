@@ -1,12 +1,12 @@
 //! [`Tls`]: TLS 1.3 (RFC 8446) over a connection whose ends have proven the job's secret to each
-//! other. Without sockets: what comes is put in, what is to leave is taken out. The protocol is
-//! rustls', the cryptography ring's.
+//! other. It has no sockets: the caller puts in the bytes that come, and takes out those to send.
+//! The protocol is that of rustls, the cryptography that of ring.
 //!
-//! Trust comes from the challenge before. Both ends derive the signing keys of both from the job's
-//! key and the two nonces ([`ChannelSecrets`]), and accept no other key. A peer that does not know
-//! the secret cannot sign, so that none can stand between the two, and a handshake is worth nothing
-//! on another connection. Traffic is encrypted with keys that are agreed on anew (X25519), so that
-//! an attacker who learns the secret later cannot read what was recorded.
+//! Trust comes from the challenge that precedes it. Both ends derive the signing keys of both from
+//! the job's key and the two nonces ([`ChannelSecrets`]), and accept no other key. A peer that does
+//! not know the secret cannot sign, so none can stand between the two, and a recorded handshake is
+//! worth nothing on another connection. Traffic is encrypted with keys that are agreed on anew
+//! (X25519), so that an attacker who learns the secret later cannot read what was recorded.
 //!
 //! What it does not do: hide who talks to whom, when and how much; the challenge itself and its
 //! ranks and job are readable. There are no sessions to resume and no early data.
@@ -21,10 +21,11 @@ use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use std::sync::Arc;
 
-/// Bytes of one record, as large as they may be: each costs a header, a tag and a call.
+/// Bytes of one record: the most that are allowed, because each record costs a header, a tag and a
+/// call.
 const RECORD_BYTES: usize = 16 * 1024;
-/// A sealed record as long as it may be (RFC 8446, 5.2); with ours, an announcement of new keys
-/// fits before it.
+/// The longest sealed record (RFC 8446, 5.2). It leaves room for an announcement of new keys before
+/// one of our records.
 const SEALED_BYTES_MAX: usize = 5 + RECORD_BYTES + 256;
 
 /// Is given opened bytes, and says how many of them it takes.
@@ -38,7 +39,7 @@ pub enum TlsError {
         "its TLS key is not that of the rank which proved the secret: somebody is between the two"
     )]
     OtherKey,
-    /// The other end has ended it.
+    /// The other end has ended TLS.
     #[error("the other side ended TLS")]
     Closed,
     /// The protocol was broken, or bytes were changed on their way.
@@ -80,7 +81,7 @@ enum End {
     Responder(UnbufferedServerConnection),
 }
 
-/// What a turn of the protocol came to.
+/// The outcome of one step of the protocol.
 enum Turn {
     /// There may be more to do.
     Again,
@@ -98,11 +99,11 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// The end that has connected. `records` are kept in either direction: what one system call
-    /// moves.
+    /// The end that has connected. It holds `records` records in each direction, as many as one
+    /// system call moves.
     pub fn initiator(secrets: &ChannelSecrets, records: usize) -> Result<Tls, TlsError> {
         let config = Arc::new(trust::initiator(secrets, &trust::SUITES)?);
-        // Keys say who is there, and names are not sent.
+        // rustls asks for a name, which is not sent: keys say who is there.
         let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::from([127, 0, 0, 1])));
         let connection = UnbufferedClientConnection::new(config, name)?;
         Tls::of(End::Initiator(connection), records)
@@ -145,8 +146,8 @@ impl Tls {
         }
     }
 
-    /// Where sealed bytes that come are put; never empty once [`Tls::open`] has given everything
-    /// before.
+    /// Where the caller puts sealed bytes that have come. It is not empty if [`Tls::open`] has
+    /// given all earlier bytes.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.coming.copy_within(self.start..self.filled, 0);
@@ -160,8 +161,9 @@ impl Tls {
         self.filled += bytes;
     }
 
-    /// Opens what has come, and gives it to `take`, which says how much of it it takes: less than
-    /// all ends the call. Goes on with the handshake too, which may leave something to send.
+    /// Opens what has come and gives it to `take`, which returns how many bytes it takes; if it
+    /// takes less than all, the call ends. Goes on with the handshake too, which may leave
+    /// something to send.
     pub fn open(&mut self, take: &mut Taker<'_>) -> Result<(), TlsError> {
         loop {
             if self.holds_opened() {
@@ -186,8 +188,8 @@ impl Tls {
         self.taken < self.opened.len()
     }
 
-    /// Seals one record of what `fill` writes into the buffer that it is given; how much that was.
-    /// 0: no room before what is sealed has been sent.
+    /// Seals one record of the bytes that `fill` writes into its buffer, and returns how many they
+    /// are. 0: the handshake is not over, or there is no room until sealed bytes have been sent.
     pub fn seal(&mut self, fill: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize, TlsError> {
         if self.leaving.len() - self.sealed < SEALED_BYTES_MAX {
             return match &self.failure {
@@ -224,8 +226,8 @@ impl Tls {
         }
     }
 
-    /// What waits for its end is at most one record: anything longer is a part of the handshake,
-    /// which has none as long.
+    /// An incomplete record never fills the buffer. So a full buffer holds a handshake message that
+    /// is longer than any of this handshake.
     fn check_room(&mut self) -> Result<(), TlsError> {
         match self.filled - self.start < self.coming.len() {
             true => Ok(()),
@@ -264,7 +266,7 @@ impl Tls {
     }
 }
 
-/// Bytes done with, bytes to send, and what it came to.
+/// Returns the bytes that are done with, the bytes to send, and the outcome.
 fn step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     room: &mut [u8],
@@ -294,7 +296,7 @@ fn step<Data>(
                 other => TlsError::Broken(other.to_string()),
             })?;
         }
-        // It is in the buffer, and leaves in its order.
+        // The data is in the buffer already, and leaves in order.
         ConnectionState::TransmitTlsData(data) => data.done(),
         ConnectionState::WriteTraffic(_) => turn = Turn::Ready,
         ConnectionState::BlockedHandshake => turn = Turn::Idle,

@@ -10,7 +10,7 @@ fn secrets(number: u8) -> ChannelSecrets {
     }
 }
 
-/// Carries what one end has to send to the other; what that opens.
+/// Carries what one end has to send to the other. Returns what that opens.
 fn carry(from: &mut Tls, to: &mut Tls) -> Result<Vec<u8>, TlsError> {
     let mut got = Vec::new();
     while !from.unsent().is_empty() {
@@ -189,7 +189,7 @@ fn any_bytes_before_and_after_the_handshake_are_an_error_or_wait_for_more() {
 
 #[test]
 fn keys_are_renewed_before_they_are_worn_out() {
-    // As suites are, but worn out after few records: 2^24 take too long here.
+    // The real suite, but its keys are worn out after 64 records: 2^24 take too long here.
     let short = match trust::SUITES[0] {
         rustls::SupportedCipherSuite::Tls13(suite) => {
             let mut common = rustls::crypto::CipherSuiteCommon {

@@ -200,8 +200,8 @@ fn ranks_make_as_many_requests_but_for_the_exchanges_of_trees_and_doublings() {
             algorithm,
             Algorithm::GTopk | Algorithm::TopkDsa(DsaVariant::RecursiveDoubling)
         );
-        // The memory pairs the n-th message of a rank to another with the n-th receive, and the
-        // n-th collective of all.
+        // `memory` pairs the n-th message of a rank to another with the n-th receive, and the n-th
+        // collective of all.
         let gradients = gradients("random", 5, 40, &mut prng);
         let options = SparseOptions::default();
         let machines = gradients.iter().zip(0..).map(|(gradient, rank)| {

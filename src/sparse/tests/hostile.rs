@@ -118,7 +118,7 @@ fn anything(request: &Request, prng: &mut Prng) -> Arrived {
     }
 }
 
-/// Whether what was recorded still has the shape that is asked for.
+/// Whether what was recorded has the shape that is asked for.
 fn fits(request: &Request, arrived: &Arrived) -> bool {
     match (request, arrived) {
         (Request::Exchange { receives, .. }, Arrived::Messages(messages)) => receives
@@ -139,7 +139,7 @@ fn fits(request: &Request, arrived: &Arrived) -> bool {
 }
 
 /// Runs one rank on the recording, with what comes at place `at` damaged and what no longer fits
-/// made up. How it ended.
+/// made up. Returns its error, if any.
 fn run(mut machine: Machine<Stream>, record: &[Arrived], at: usize, seed: u64) -> Option<Error> {
     let mut prng = Prng::new(seed);
     let mut arrived = Arrived::Nothing;
@@ -228,7 +228,8 @@ fn whatever_peers_send_ends_in_a_result_or_an_error() {
     );
 }
 
-/// Damages what rank 1 gets at `at` in a run of an algorithm, and gives the error's text.
+/// Changes what rank 1 gets in a run of an algorithm, and returns the rank that the error names,
+/// and its text.
 fn told(algorithm: Algorithm, change: impl Fn(&mut Arrived) -> bool) -> (Option<Rank>, String) {
     let options = SparseOptions::default();
     let mut record = good_run(algorithm, &options, &OkTopkState::default()).swap_remove(1);

@@ -67,7 +67,7 @@ fn every_algorithm_has_the_words_of_table_1() {
             bounds.contains(&mean) && bounds.contains(&received),
             "{ranks}: {mean} {received}"
         );
-        // Up once and down once, the root a message for each round.
+        // Entries go up once and down once; the root has a message in each round.
         let (sent, received, _) = run(Algorithm::GTopk);
         let rounds = p.log2().ceil();
         assert_eq!(

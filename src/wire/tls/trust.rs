@@ -1,6 +1,6 @@
 //! What the two ends of a connection present and accept: raw public keys (RFC 7250), made from the
-//! secrets that the challenge before has given both of them. There is no authority, nothing is
-//! stored, and nothing expires.
+//! secrets that the challenge has given both of them. There is no authority, nothing is stored, and
+//! nothing expires.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, ClientConfig, Resumption};
