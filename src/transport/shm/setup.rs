@@ -162,10 +162,9 @@ impl ShmTransport {
             && rank > self.rank
             && (self.peers.get(rank as usize))
                 .is_some_and(|p| !p.control.is_open() && p.is_connecting());
-        if expected && self.say_hello(fd.as_fd()).unwrap_or(false) {
-            if self.meet(rank, fd) {
-                self.adopt(rank, segment, guard);
-            }
+        let is_met = expected && self.say_hello(fd.as_fd()).unwrap_or(false) && self.meet(rank, fd);
+        if is_met {
+            self.adopt(rank, segment, guard);
         }
     }
 

@@ -69,6 +69,7 @@ use crate::types::Rank;
 use crate::wire::{JobKey, Limits};
 use address::{IDENTITY_BYTES, PeerAddress};
 use connector::Connecting;
+use incoming::CHUNK_BYTES_MAX;
 use listener::Listener;
 use pace::Pace;
 use peer::Peer;
@@ -85,11 +86,6 @@ use std::sync::Arc;
 /// Longest message or put that is copied into the stream: its copy costs less than the
 /// acknowledgement of a chunk.
 const SMALL_BYTES_MAX: u32 = 8 * 1024;
-/// Longest chunk, which one rail sends as a whole. A short frame waits behind it for 0.4 ms at 10
-/// Gbit/s. With chunks of 256 KiB a rank changes more often between sending and receiving, and puts
-/// of 1 MiB take 1.12 times as long; with 1 MiB, what is summed and sent does not fit the
-/// second-level cache.
-const CHUNK_BYTES_MAX: u32 = 512 * 1024;
 /// Longest message, put or get.
 const TOTAL_BYTES_MAX: u64 = 1 << 48;
 /// Bytes that all peers together may send before their receives; of that each gets its share,
