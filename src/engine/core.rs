@@ -27,6 +27,12 @@ const SLOW_EVERY: Duration = Duration::from_millis(2);
 
 /// A number of signals that never come while a thread sleeps.
 const SIGNALS_NEVER: u32 = 1 << 30;
+/// Polls for the news of peers. A peer has fewer messages of the engine under way, and one that
+/// never ends to send holds nobody up.
+const NEWS_POLLS_MAX: u32 = 64;
+/// Looks for news within one another: what has come may be another leave, before which this rank
+/// looks again. A thousand leaves at once would fill the stack.
+const NEWS_DEPTH_MAX: u32 = 8;
 
 /// The engine of one rank in one communicator.
 pub struct Engine {
@@ -230,6 +236,7 @@ impl Engine {
         if self.driver.is_profiled() {
             self.note_wait(Activity::Polling);
         }
+        self.fail_if_found();
         if self.failing.cause.is_some() {
             self.tell_failure();
             return;
@@ -310,6 +317,7 @@ impl Engine {
         self.now = now;
         (self.driver.links.transport).poll_slow(now, &mut self.events);
         self.handle_events();
+        self.fail_if_found();
         self.check_strays();
         if self.failing.cause.is_none() {
             self.check_silence(now);
@@ -333,14 +341,19 @@ impl Engine {
     /// a peer that has left may tell the cause of a failure.
     #[cold]
     pub(super) fn take_all_events(&mut self) {
-        loop {
+        if self.failing.looking >= NEWS_DEPTH_MAX {
+            return;
+        }
+        self.failing.looking += 1;
+        for _ in 0..NEWS_POLLS_MAX {
             let transport = self.driver.links.transport.as_mut();
             transport.poll(self.now, &mut self.events);
             if self.events.is_empty() {
-                return;
+                break;
             }
             self.handle_events();
         }
+        self.failing.looking -= 1;
     }
 
     /// Handles the events at hand. Nearly all are completions of messages of rounds. The steps that

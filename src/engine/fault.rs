@@ -37,7 +37,7 @@ impl Engine {
     pub(super) fn fail(&mut self, error: Error, is_news: bool) {
         if is_news {
             // A peer may have failed before and told so: then that cause is the one to report.
-            self.poll_events();
+            self.take_all_events();
         }
         if self.failing.cause.is_some() {
             return;
@@ -140,13 +140,23 @@ impl Engine {
         }
     }
 
+    /// Fails with the disagreement that a query has shown, if no peer has told of a failure: what
+    /// came together with the query has been handled.
+    pub(super) fn fail_if_found(&mut self) {
+        if let Some(error) = self.failing.found.take() {
+            self.fail(error, true);
+        }
+    }
+
     /// A peer whose operation makes no progress asks what this rank knows of it.
     fn answer(&mut self, peer: Rank, query: &ControlMessage) {
         let (sequence, theirs) = (query.sequence, Signature(query.signature));
         let ours = self.numbers.signature_of(sequence);
         if let Some(ours) = ours.filter(|&ours| theirs.0 != 0 && ours != theirs) {
             let detail = ours.describe_difference(self.rank(), theirs, peer);
-            return self.fail(Error::Mismatch { sequence, detail }, true);
+            self.failing.found = Some(Error::Mismatch { sequence, detail });
+            self.has_chores = true;
+            return;
         }
         // A peer that is further on may have called another operation under the number of the one
         // that this rank is in. This rank asks it in turn: so it finds that before it gives up.

@@ -188,7 +188,7 @@ impl Engine {
         match (&error, round.and_then(|round| round.sequence())) {
             (&Error::Left { rank, .. }, Some(sequence)) => {
                 // The rank may have told of a failure before it left: that cause comes first.
-                self.poll_events();
+                self.take_all_events();
                 self.note_left(Left { rank, sequence });
             }
             _ => self.fail(error, true),

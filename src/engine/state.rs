@@ -27,6 +27,10 @@ pub struct Failing {
     pub untold: Vec<Rank>,
     /// A peer has said that all ranks are connected.
     pub is_confirmed: bool,
+    /// A disagreement that the query of a peer has shown.
+    pub found: Option<Error>,
+    /// How many looks for the news of peers are under way, one within another.
+    pub looking: u32,
     /// The generation of the last round whose signature peers were asked to compare with theirs.
     pub compared: Option<u32>,
 }

@@ -182,6 +182,46 @@ fn the_news_of_a_failure_reaches_a_peer_that_had_no_room_for_it() {
 }
 
 #[test]
+fn a_failure_that_is_told_behind_a_query_is_the_cause_and_not_what_the_query_shows() {
+    let mut job = Job::new(SimOptions::new(3, 1), 4);
+    let mut b = Builder::new("waits", 2, 3, false);
+    b.recv(0, RESULT);
+    let task = job.submit(2, b.build(), 4, Vec::new());
+    let query = ControlMessage {
+        kind: ControlKind::Query,
+        rank: 1,
+        sequence: 0,
+        signature: 1,
+        text: String::new(),
+    };
+    assert!(job.engines[1].driver.links.send_control(2, &query));
+    let cause = Error::Cancelled {
+        by: 0,
+        operation: "a test".into(),
+    };
+    job.engines[0].fail(cause.clone(), true);
+    // Both have come when rank 2 looks.
+    while job.world.advance() {}
+    let now = job.world.now();
+    job.engines[2].drive(now);
+    assert_eq!(job.engines[2].failure(), Some(&cause));
+    assert_eq!(job.engines[2].result(task), Some(Err(cause)));
+    // Without such news the disagreement is the cause.
+    let mut job = Job::new(SimOptions::new(3, 1), 4);
+    let mut b = Builder::new("waits", 2, 3, false);
+    b.recv(0, RESULT);
+    job.submit(2, b.build(), 4, Vec::new());
+    assert!(job.engines[1].driver.links.send_control(2, &query));
+    while job.world.advance() {}
+    job.engines[2].drive(job.world.now());
+    let failure = job.engines[2].failure();
+    assert!(
+        matches!(failure, Some(Error::Mismatch { .. })),
+        "{failure:?}"
+    );
+}
+
+#[test]
 fn a_message_longer_than_its_scratch_memory_is_reduced_chunk_by_chunk() {
     const CHUNK: u64 = 1024;
     for length in [1, 2 * CHUNK, 2 * CHUNK + 1, 3 * CHUNK, 9 * CHUNK + 7] {
