@@ -236,7 +236,9 @@ impl Engine {
         if self.driver.is_profiled() {
             self.note_wait(Activity::Polling);
         }
-        self.fail_if_found();
+        if std::mem::take(&mut self.failing.looks_for_strays) {
+            self.check_strays();
+        }
         if self.failing.cause.is_some() {
             self.tell_failure();
             return;
@@ -317,7 +319,6 @@ impl Engine {
         self.now = now;
         (self.driver.links.transport).poll_slow(now, &mut self.events);
         self.handle_events();
-        self.fail_if_found();
         self.check_strays();
         if self.failing.cause.is_none() {
             self.check_silence(now);
@@ -354,6 +355,7 @@ impl Engine {
             self.handle_events();
         }
         self.failing.looking -= 1;
+        self.fail_if_found();
     }
 
     /// Handles the events at hand. Nearly all are completions of messages of rounds. The steps that
@@ -391,6 +393,9 @@ impl Engine {
             }
         }
         self.events.clear();
+        if self.failing.found.is_some() {
+            self.fail_if_found();
+        }
     }
 
     /// Handles an event that is no completion of a round: of a connection, or of a message or

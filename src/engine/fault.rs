@@ -141,9 +141,12 @@ impl Engine {
     }
 
     /// Fails with the disagreement that a query has shown, if no peer has told of a failure: what
-    /// came together with the query has been handled.
+    /// came together with the query has been handled, unless this is a look for news within that.
+    #[cold]
     pub(super) fn fail_if_found(&mut self) {
-        if let Some(error) = self.failing.found.take() {
+        if self.failing.looking == 0
+            && let Some(error) = self.failing.found.take()
+        {
             self.fail(error, true);
         }
     }
@@ -155,7 +158,6 @@ impl Engine {
         if let Some(ours) = ours.filter(|&ours| theirs.0 != 0 && ours != theirs) {
             let detail = ours.describe_difference(self.rank(), theirs, peer);
             self.failing.found = Some(Error::Mismatch { sequence, detail });
-            self.has_chores = true;
             return;
         }
         // A peer that is further on may have called another operation under the number of the one

@@ -10,6 +10,10 @@ use crate::schedule::Action;
 use crate::time::Time;
 use crate::types::Rank;
 
+/// Of operations without signals, one in this many makes this rank look for messages that no receive
+/// takes. A look goes over all peers.
+const STRAYS_EVERY: u64 = 16;
+
 impl Engine {
     /// Starts rounds of waiting collectives, oldest first, as far as slots are free.
     pub(super) fn start_queued(&mut self, now: Time) {
@@ -287,6 +291,11 @@ impl Engine {
             self.publishing.to.extend(self.driver.links.others());
             self.publish();
             self.has_chores |= !self.publishing.to.is_empty();
+        }
+        // Operations that use signals are looked at when their counts are published.
+        if !uses_signals && sequence.is_multiple_of(STRAYS_EVERY) {
+            self.failing.looks_for_strays = true;
+            self.has_chores = true;
         }
     }
 

@@ -27,6 +27,8 @@ pub struct Failing {
     pub untold: Vec<Rank>,
     /// A peer has said that all ranks are connected.
     pub is_confirmed: bool,
+    /// It is time to look for messages that no receive takes.
+    pub looks_for_strays: bool,
     /// A disagreement that the query of a peer has shown.
     pub found: Option<Error>,
     /// How many looks for the news of peers are under way, one within another.
