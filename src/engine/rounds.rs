@@ -10,8 +10,8 @@ use crate::schedule::Action;
 use crate::time::Time;
 use crate::types::Rank;
 
-/// Of operations without signals, one in this many makes this rank look for messages that no receive
-/// takes. A look goes over all peers.
+/// Of operations without signals, one in this many makes this rank look for messages that no
+/// receive takes. A look goes over all peers.
 const STRAYS_EVERY: u64 = 16;
 
 impl Engine {
