@@ -55,6 +55,28 @@ fn memory_that_is_not_registered_is_registered_for_the_one_receive() {
     assert_eq!(pair.count(1, "copied bytes"), 0);
 }
 
+/// A device may let a word be seen before what was put earlier.
+#[test]
+fn a_word_is_written_by_the_processor_of_its_owner() {
+    if !has_device("words that are copied") {
+        return;
+    }
+    let mut pair = Pair::plain();
+    let (source, place) = (pair.memory(0, 8), pair.memory(1, 8));
+    fill(source.view, 3);
+    pair.ranks[1].transport.export(0, place.key).unwrap();
+    pair.greet(1);
+    let before = pair.count(1, "copied bytes");
+    let range = RemoteRange {
+        key: place.key,
+        offset: 0,
+    };
+    pair.put(0, source.view, range, 1);
+    pair.done(0, 1);
+    check(place.view, 3);
+    assert_eq!(pair.count(1, "copied bytes"), before + 8);
+}
+
 /// What a short message tells in passing gives places of the ring back: messages that go there and
 /// back cost one doorbell each.
 #[test]
