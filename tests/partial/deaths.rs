@@ -124,3 +124,13 @@ fn deaths_are_survived_where_results_are_merged_or_only_the_newest_is_taken() {
         }
     }
 }
+
+#[test]
+fn ranks_in_a_round_of_which_a_dead_rank_has_told_another_nothing_do_not_wait_for_that_rank() {
+    for transport in TRANSPORTS {
+        let extra = [transport, SURVIVE, ("LINERATE_TEST_POLICY", "solo")];
+        let outputs = end(start("unaware", 4, &extra));
+        let live = [0, 1, 3].map(|rank| outputs[rank].clone());
+        assert_eq!(results(&live), ["3", "3", "3"]);
+    }
+}

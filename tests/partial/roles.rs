@@ -8,7 +8,7 @@ use fate::Fate;
 use linerate::options::{Delivery, Divisor};
 use linerate::reports::RoundReport;
 use linerate::{Buffer, Communicator, DataType, PartialAllreduce, PartialOptions, Policy};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 
 /// Own steps of a rank in `exact`.
@@ -24,6 +24,7 @@ pub fn run(role: &str, comm: &Communicator) {
         "sparse" => sparse(comm),
         "dies" => dies(comm),
         "survives" => survives(comm),
+        "unaware" => unaware(comm),
         other => panic!("no role {other}"),
     }
 }
@@ -430,4 +431,42 @@ fn survives(comm: &Communicator) {
         ledger.check_survivors(|rank| !dead.contains(&(rank as u32)));
     }
     println!("RESULT {hash:016x} {} dead {dead:?}", ledger.next_round);
+}
+
+/// Rank 1 begins a round of which rank 0 hears through rank 2 only, which is stopped and then dies.
+/// Ranks 1 and 3 wait for rank 0 in that round, and rank 0 waits for nothing.
+fn unaware(comm: &Communicator) {
+    let partial = PartialAllreduce::new(comm, DataType::I32, 4, options()).unwrap();
+    let gradient = comm.alloc::<i32>(4).unwrap();
+    let update = comm.alloc::<i32>(4).unwrap();
+    gradient.write(0, &[1; 4]).unwrap();
+    let pid = comm.alloc::<i32>(1).unwrap();
+    pid.write(0, &[getpid().as_raw_pid()]).unwrap();
+    comm.broadcast(&pid, 2).unwrap();
+    let pid = Pid::from_raw(pid.to_vec().unwrap()[0]).unwrap();
+    match comm.rank() {
+        1 => {
+            let stat = format!("/proc/{}/stat", pid.as_raw_pid());
+            while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            partial.submit(&gradient).unwrap();
+            // Time for the threads of ranks 1 and 3 to enter the round.
+            std::thread::sleep(Duration::from_millis(100));
+            kill_process(pid, Signal::KILL).unwrap();
+        }
+        2 => {
+            kill_process(getpid(), Signal::STOP).unwrap();
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        _ => {
+            wait_until_behind(&partial, 1);
+            partial.submit(&gradient).unwrap();
+        }
+    }
+    let mut total = 0;
+    let mut apply = |_| total += update.to_vec().unwrap()[0];
+    apply(partial.next(&update).unwrap().unwrap());
+    partial.finish(&update, apply).unwrap();
+    println!("RESULT {total}");
 }

@@ -193,12 +193,16 @@ impl Rounds {
             if let Some(failure) = engine.failure() {
                 return Err(failure.clone());
             }
-            // After a death, operations under way still end, well or with an error. But if this
-            // rank only waits for notices, the ones that it needs may never come.
+            // Operations under way that need the dead rank end with an error, but a rank that only
+            // waits for notices may never get the ones that it needs. Nor may a rank that waits for
+            // nothing: where deaths are survived, those that wait for it in a round do not wait for
+            // its next submit.
+            let may_wait_for_ever = match flights.is_empty() {
+                true => machine.is_waiting(),
+                false => machine.options().survive,
+            };
             match engine.first_gone() {
-                Some(gone) if flights.is_empty() && words.is_empty() && machine.is_waiting() => {
-                    Err(gone)
-                }
+                Some(gone) if may_wait_for_ever && words.is_empty() => Err(gone),
                 _ => Ok(engine.ended_count()),
             }
         })?;
