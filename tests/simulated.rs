@@ -14,6 +14,7 @@ use linerate::sim::{Hosts, Link, SimOptions};
 use linerate::{Buffer, Collective, Config, DataType, Operation, Simulation};
 use oracle::{Case, cases};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Operations of one job that are under way at once.
 const AT_ONCE: usize = 6;
@@ -138,33 +139,48 @@ fn a_thousand_orders_of_delivery_give_the_same_bits() {
         .iter()
         .map(|&(p, mapped)| ((p, mapped), runnable(p, mapped)))
         .collect();
-    let mut known: HashMap<(u32, bool, usize), Vec<Vec<u32>>> = HashMap::new();
-    for seed in 0..1000 {
-        let (ranks, mapped) = shapes[seed as usize % shapes.len()];
-        let first = (seed as usize / shapes.len()) % STRIDE;
-        let chosen: Vec<(usize, Case)> = all[&(ranks, mapped)]
-            .iter()
-            .cloned()
-            .enumerate()
-            .skip(first)
-            .step_by(STRIDE)
-            .collect();
-        let options = SimOptions {
-            mapped,
-            ..SimOptions::new(ranks, seed)
+    let given = std::env::var("LINERATE_TEST_SEEDS").ok();
+    let seeds = given.map_or(1000, |text| text.parse::<u64>().unwrap().min(1000));
+    let shapes_count = shapes.len() as u64;
+    // The seeds of a shape, whose bits are compared.
+    let compare = |shape: u64| {
+        let mut known: HashMap<usize, Vec<Vec<u32>>> = HashMap::new();
+        let (ranks, mapped) = shapes[shape as usize];
+        for seed in (shape..seeds).step_by(shapes.len()) {
+            let first = (seed / shapes_count) as usize % STRIDE;
+            let chosen: Vec<(usize, Case)> = all[&(ranks, mapped)]
+                .iter()
+                .cloned()
+                .enumerate()
+                .skip(first)
+                .step_by(STRIDE)
+                .collect();
+            let options = SimOptions {
+                mapped,
+                ..SimOptions::new(ranks, seed)
+            }
+            .hostile();
+            let cases: Vec<Case> = chosen.iter().map(|(_, case)| case.clone()).collect();
+            for ((index, case), bits) in chosen.into_iter().zip(run(&cases, options)) {
+                let before = known.entry(index).or_insert_with(|| bits.clone());
+                assert_eq!(
+                    *before, bits,
+                    "seed {seed}, {case:?}: other bits than with another seed"
+                );
+            }
         }
-        .hostile();
-        let cases: Vec<Case> = chosen.iter().map(|(_, case)| case.clone()).collect();
-        for ((index, case), bits) in chosen.into_iter().zip(run(&cases, options)) {
-            let before = known
-                .entry((ranks, mapped, index))
-                .or_insert_with(|| bits.clone());
-            assert_eq!(
-                *before, bits,
-                "seed {seed}, {case:?}: other bits than with another seed"
-            );
+    };
+    let next = AtomicU64::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let take = || next.fetch_add(1, Ordering::Relaxed);
+                (std::iter::repeat_with(take).take_while(|&shape| shape < shapes_count))
+                    .for_each(compare);
+            });
         }
-    }
+    });
 }
 
 /// The virtual time of one allreduce on size-only memory, nanoseconds.

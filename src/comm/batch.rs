@@ -116,7 +116,7 @@ impl<'a> Batch<'a> {
         let mut tasks = Vec::new();
         for start in self.plan(&calls) {
             let started = match (&start.members[..], start.bytes) {
-                (&[alone], _) | (&[alone, ..], 0) => driving.start_call(&calls[alone].0),
+                (&[alone], _) | (&[alone, ..], 0) => comm.start_call(&calls[alone].0),
                 (members, bytes) => {
                     let calls: Vec<_> = members.iter().map(|&at| &calls[at]).collect();
                     self.start_together(driving, &calls, bytes as usize)

@@ -110,7 +110,7 @@ pub(super) fn borrow<'a>(call: &Call<'a>, uses: &Uses) -> Result<HeldBoth<'a>> {
 pub(super) fn fail(call: &Call<'_>, held: HeldBoth<'_>, reason: &Error) {
     for (buffer, held) in [call.input, call.output].into_iter().zip(held) {
         // A call in place has one borrow for both.
-        if let Some(held) = held.filter(|_| buffer.is_some_and(RawBuffer::is_registered)) {
+        if let Some(held) = held.filter(|_| buffer.is_some_and(RawBuffer::is_reachable)) {
             held.fail(reason);
         }
     }

@@ -59,6 +59,8 @@ pub(super) struct Inner {
     /// The transport joins ranks of one host only.
     pub is_one_host: bool,
     pub is_size_only: bool,
+    /// [`Capabilities::cached_bytes_max`](crate::transport::Capabilities::cached_bytes_max).
+    pub cached_bytes_max: u64,
     pub is_shared: bool,
     pub progress: ProgressChoice,
     /// Memory of earlier batches.

@@ -283,6 +283,7 @@ pub(super) fn finish(
             transport: capabilities.name,
             is_one_host: capabilities.one_host,
             is_size_only,
+            cached_bytes_max: capabilities.cached_bytes_max,
             is_shared: capabilities.shared_regions,
             staging: Staging::default(),
         }),

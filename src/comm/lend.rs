@@ -6,12 +6,13 @@ use super::raw::RawBuffer;
 use crate::memory::{BufferMut, BufferRef, Element, view_of_slice, view_of_slice_mut};
 
 /// Memory that a blocking collective reads: `&[T]`, `&[T; N]`, `&Vec<T>`, `&BufferRef<T>` or
-/// `&Buffer<T>`. A registered `Buffer` is used where it lies; everything else is staged.
+/// `&Buffer<T>`. A registered `Buffer` is used where it lies. Everything else is staged, but for
+/// long memory over verbs, which the library registers by itself.
 pub trait Input<T: Element>: Lend {}
 
 /// Memory that a blocking collective writes: `&mut [T]`, `&mut [T; N]`, `&mut Vec<T>`, `&mut
-/// BufferMut<T>` or `&Buffer<T>`. A registered `Buffer` is used where it lies; everything else is
-/// staged.
+/// BufferMut<T>` or `&Buffer<T>`. A registered `Buffer` is used where it lies, and everything else
+/// as an [`Input`] is.
 pub trait Output<T: Element>: Lend {}
 
 /// Memory that a caller can give to a blocking collective. The types of [`Input`] and [`Output`]

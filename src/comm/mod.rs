@@ -15,6 +15,7 @@ mod batch;
 mod bind;
 mod buffer;
 mod builder;
+mod cached;
 mod call;
 mod check;
 #[cfg(test)]

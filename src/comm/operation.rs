@@ -75,7 +75,7 @@ impl Communicator {
     /// Errors: arguments that do not fit (nothing has been started then), or a communicator that
     /// has failed.
     pub(super) fn start(&self, call: &Call<'_>) -> Result<Operation> {
-        let task = self.driving()?.start_call(call)?;
+        let task = self.start_call(call)?;
         Ok(Operation::new(self, task, None))
     }
 

@@ -8,6 +8,7 @@
 //! keeps its share. Communicators that were made from one another share one list. Memory in a
 //! [`super::Buffer`] is not looked up.
 
+use super::cached::CachedRegistrations;
 use crate::error::{Error, Result};
 use crate::memory::{Borrows, ProcessMark, Region, RegionKey, View};
 use crate::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +20,8 @@ use std::sync::Weak;
 pub(super) struct Ranges {
     /// The key is the address of the first byte.
     known: Mutex<BTreeMap<usize, Known>>,
+    /// Memory of callers that the library has registered by itself.
+    pub cached: CachedRegistrations<Owner>,
 }
 
 /// A registered buffer.
@@ -205,6 +208,40 @@ impl Owner {
             further: Mutex::new(Some(Vec::new())),
             borrows: Arc::default(),
         }
+    }
+
+    /// Memory of a caller that the library registers by itself.
+    pub fn of_cached(region: Arc<Region>, registration: Registration) -> Arc<Owner> {
+        let mut owner = Owner::new(Some(region));
+        owner.registration = Some(registration);
+        Arc::new(owner)
+    }
+
+    /// Its key in the communicator that has this garbage. At the first use there, `register` makes
+    /// it, unless the memory was deregistered.
+    pub fn key_in(
+        &self,
+        garbage: &Arc<Garbage>,
+        register: impl FnOnce(Arc<Region>) -> Result<RegionKey>,
+    ) -> Result<RegionKey> {
+        if let Some((key, _)) =
+            (self.registration.iter()).find(|(_, home)| Arc::ptr_eq(home, garbage))
+        {
+            return Ok(*key);
+        }
+        let mut further = self.further.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Some(further), Some(region)) = (further.as_mut(), &self.region) else {
+            return Ok(RegionKey::NONE);
+        };
+        let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
+        if let Some((key, _)) = known {
+            return Ok(*key);
+        }
+        // Forgets communicators that are gone: their registrations have ended with them.
+        further.retain(|(_, home)| Arc::strong_count(home) > 1);
+        let key = register(region.clone())?;
+        further.push((key, garbage.clone()));
+        Ok(key)
     }
 
     /// Ends its registrations in all communicators before it returns. Locks their engines.

@@ -5,7 +5,7 @@ use super::ranges::{Garbage, Owner, Ranges, Registration};
 use crate::error::Result;
 use crate::kernel;
 use crate::memory::{Access, Borrows, Element, Held, Kept, Region, RegionKey, View};
-use crate::sync::{Arc, Mutex, PoisonError};
+use crate::sync::{Arc, Mutex};
 use std::ops::Range;
 
 /// A range of bytes of an allocation, and how an operation uses it.
@@ -48,6 +48,9 @@ impl Use {
 pub struct RawBuffer {
     owner: Option<Arc<Owner>>,
     view: View,
+    /// If the library has registered the memory by itself: what has the registration, and where
+    /// the bytes begin in their own allocation.
+    cached: Option<(Arc<Owner>, usize)>,
 }
 
 /// Memory in which short collectives of a batch travel together, kept between batches.
@@ -60,6 +63,7 @@ impl RawBuffer {
         RawBuffer {
             owner: Some(Arc::new(Owner::new(Some(Arc::new(region))))),
             view,
+            cached: None,
         }
     }
 
@@ -83,6 +87,7 @@ impl RawBuffer {
         RawBuffer {
             owner: Some(owner),
             view: whole.in_region(key, 0),
+            cached: None,
         }
     }
 
@@ -102,6 +107,7 @@ impl RawBuffer {
         Ok(RawBuffer {
             owner: Some(owner),
             view: whole.in_region(key, 0),
+            cached: None,
         })
     }
 
@@ -112,6 +118,7 @@ impl RawBuffer {
             RawBuffer {
                 owner: Some(Arc::new(Owner::new(None))),
                 view: view.in_region(RegionKey::NONE, 0),
+                cached: None,
             }
         })
     }
@@ -125,12 +132,17 @@ impl RawBuffer {
         Some(RawBuffer {
             owner: Some(owner),
             view: view.in_region(key, offset as u64),
+            cached: None,
         })
     }
 
     /// A slice that the caller of a blocking call lends; nothing else uses it.
     pub(super) fn lent(view: View) -> RawBuffer {
-        RawBuffer { owner: None, view }
+        RawBuffer {
+            owner: None,
+            view,
+            cached: None,
+        }
     }
 
     /// Whether it is a slice that a caller lends.
@@ -158,28 +170,24 @@ impl RawBuffer {
         };
         // A child may have made the communicator, while the memory belongs to its parent.
         self.check_process()?;
-        let mut further = (owner.further.lock()).unwrap_or_else(PoisonError::into_inner);
-        let key = match (further.as_mut(), &owner.region) {
-            (Some(further), Some(region)) => {
-                let known = further.iter().find(|(_, home)| Arc::ptr_eq(home, garbage));
-                match known {
-                    Some((key, _)) => *key,
-                    None => {
-                        // Forgets communicators that are gone: their registrations have ended with
-                        // them.
-                        further.retain(|(_, home)| Arc::strong_count(home) > 1);
-                        let key = register(region.clone())?;
-                        further.push((key, garbage.clone()));
-                        key
-                    }
-                }
-            }
-            _ => RegionKey::NONE,
-        };
+        let key = owner.key_in(garbage, register)?;
         Ok(RawBuffer {
             owner: self.owner.clone(),
             view: self.view.in_region(key, self.view.offset()),
+            cached: None,
         })
+    }
+
+    /// These bytes, which are not registered, as a part of memory that `owner` has registered under
+    /// this key. An operation that uses the result keeps the registration.
+    pub(super) fn cached_in(&self, owner: Arc<Owner>, key: RegionKey) -> RawBuffer {
+        let region = owner.region.as_ref().expect("it has registered a region");
+        let offset = self.view.as_ptr().addr() - region.view().as_ptr().addr();
+        RawBuffer {
+            owner: self.owner.clone(),
+            view: self.view.in_region(key, offset as u64),
+            cached: Some((owner, self.start())),
+        }
     }
 
     /// The `bytes` bytes from byte `start` on. Panics if they are not inside.
@@ -187,6 +195,7 @@ impl RawBuffer {
         RawBuffer {
             owner: self.owner.clone(),
             view: self.view.part(start, bytes),
+            cached: (self.cached.as_ref()).map(|(owner, first)| (owner.clone(), first + start)),
         }
     }
 
@@ -195,9 +204,22 @@ impl RawBuffer {
         self.view.len_bytes()
     }
 
+    /// Where it begins in its allocation, in bytes.
+    fn start(&self) -> usize {
+        match &self.cached {
+            Some((_, start)) => *start,
+            None => self.view.offset() as usize,
+        }
+    }
+
     /// Whether collectives use it without staging.
     pub fn is_registered(&self) -> bool {
         self.view.key().is_some()
+    }
+
+    /// Whether peers may still reach it after an operation has failed.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.is_registered() && self.cached.is_none()
     }
 
     /// The raw range.
@@ -225,7 +247,7 @@ impl RawBuffer {
             .owner
             .as_ref()
             .expect("a buffer of a user has an owner");
-        let start = self.view.offset() as usize;
+        let start = self.start();
         Ok((&owner.borrows, start..start + self.view.len_bytes()))
     }
 
@@ -266,7 +288,7 @@ impl RawBuffer {
 
     /// The first `bytes` bytes of it, with this access.
     pub(super) fn part_used(&self, bytes: usize, access: Access) -> Use {
-        let start = self.view.offset() as usize;
+        let start = self.start();
         Use {
             bytes: start..start + bytes,
             access,
@@ -295,9 +317,17 @@ impl RawBuffer {
     /// What an operation that goes on without its caller keeps: the memory, and the borrow if there
     /// is one.
     pub(super) fn keep(&self, held: Option<Held<'_>>) -> Option<Kept> {
+        if let Some((cached, _)) = &self.cached {
+            // An operation that fails ends the registration, so that no peer reaches the bytes.
+            let both = Arc::new((self.owner.clone(), cached.clone()));
+            return Some(match (held, &self.owner) {
+                (Some(held), Some(owner)) => held.keep(&owner.borrows, both, false),
+                _ => Kept::owner_only(both),
+            });
+        }
         let owner = self.owner.as_ref()?;
         Some(match held {
-            Some(held) => held.keep(&owner.borrows, owner.clone(), self.is_registered()),
+            Some(held) => held.keep(&owner.borrows, owner.clone(), self.is_reachable()),
             None => Kept::owner_only(owner.clone()),
         })
     }

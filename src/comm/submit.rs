@@ -3,6 +3,7 @@
 //! peers have already called, it skips the first two and needs no task.
 
 use super::bind::{self, HeldBoth};
+use super::cached::CACHED_BYTES_MIN;
 use super::call::{Call, Transfer};
 use super::check::check;
 use super::communicator::Communicator;
@@ -10,6 +11,7 @@ use super::driving::Driving;
 use super::inside::Inside;
 use super::operation::Operation;
 use super::plans::Explanation;
+use super::ranges::Owner;
 use super::raw::RawBuffer;
 use crate::engine::{Engine, TaskCall, TaskId};
 use crate::error::{Error, Result};
@@ -24,7 +26,7 @@ impl Communicator {
     #[inline]
     pub(super) fn run(&self, call: &Call<'_>) -> Result<()> {
         let driving = self.driving()?;
-        let left = driving.with_own_registrations(call, |call| driving.run(call, None))?;
+        let left = self.with_own_registrations(driving, call, |call| driving.run(call, None))?;
         debug_assert!(left.is_none());
         Ok(())
     }
@@ -32,7 +34,8 @@ impl Communicator {
     /// As [`Communicator::run`], at most for `limit`: what has not ended by then goes on.
     pub(super) fn run_within(&self, call: &Call<'_>, limit: Duration) -> Result<Option<Operation>> {
         let driving = self.driving()?;
-        let left = driving.with_own_registrations(call, |call| driving.run(call, Some(limit)))?;
+        let run = |call: &Call<'_>| driving.run(call, Some(limit));
+        let left = self.with_own_registrations(driving, call, run)?;
         let left = left.map(|task| Operation::new(self, task, None));
         if left.is_some() {
             self.settle()?;
@@ -47,6 +50,79 @@ impl Communicator {
         let mut buffers = call.input.into_iter().chain(call.output);
         let inside = self.driving()?.engine();
         (inside.plans).explain_call(call, buffers.all(is_registered))
+    }
+
+    /// Starts a call.
+    pub(super) fn start_call(&self, call: &Call<'_>) -> Result<TaskId> {
+        let driving = self.driving()?;
+        self.with_own_registrations(driving, call, |call| {
+            driving.start(|inside| driving.submit(call, inside, None, false))
+        })
+    }
+
+    /// Calls `then` with the call, on buffers that this communicator has registered.
+    #[inline]
+    fn with_own_registrations<R>(
+        &self,
+        driving: &Driving,
+        call: &Call<'_>,
+        then: impl FnOnce(&Call<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let transfers = call.transfers.iter().map(|transfer| &transfer.buffer);
+        let mut all = call.input.into_iter().chain(call.output).chain(transfers);
+        let is_long = self.inner.cached_bytes_max > 0
+            && (all.clone()).any(|buffer| buffer.len_bytes() >= CACHED_BYTES_MIN);
+        let may_be_cached =
+            |buffer: &RawBuffer| is_long && !buffer.is_registered() && buffer.len_bytes() > 0;
+        let is_home = |buffer: &RawBuffer| buffer.is_at_home(&driving.garbage);
+        if all.all(|buffer| is_home(buffer) && !may_be_cached(buffer)) {
+            return then(call);
+        }
+        let moved = |buffer: &RawBuffer| match may_be_cached(buffer) {
+            true => Ok(self.cached_here(driving, buffer)),
+            false => driving.registered_here(buffer),
+        };
+        let input = call.input.map(moved).transpose()?;
+        let is_same = |input: &RawBuffer, output: &RawBuffer| input.view() == output.view();
+        let output = match (call.input, call.output) {
+            (Some(before), Some(output)) if is_same(before, output) => input.clone(),
+            (_, output) => output.map(moved).transpose()?,
+        };
+        let transfers = call.transfers.iter().map(|transfer| {
+            Ok(Transfer {
+                buffer: moved(&transfer.buffer)?,
+                ..transfer.clone()
+            })
+        });
+        then(&Call {
+            input: input.as_ref(),
+            output: output.as_ref(),
+            transfers: &transfers.collect::<Result<Vec<_>>>()?,
+            ..*call
+        })
+    }
+
+    /// A caller's memory with a registration that the library has made by itself, or as it is where
+    /// that is not possible.
+    #[cold]
+    fn cached_here(&self, driving: &Driving, buffer: &RawBuffer) -> RawBuffer {
+        if !driving.engine().keeps_cached() {
+            return buffer.clone();
+        }
+        let register = |region| driving.register_cached(region);
+        let cached = &self.inner.ranges.cached;
+        let found = cached.find_or(buffer.view(), self.inner.cached_bytes_max, |region| {
+            let key = register(region.clone())?;
+            Ok(Owner::of_cached(region, (key, driving.garbage.clone())))
+        });
+        let Some(owner) = found else {
+            return buffer.clone();
+        };
+        match owner.key_in(&driving.garbage, register) {
+            Ok(key) if key.is_some() => buffer.cached_in(owner, key),
+            // Another communicator could register it, and this one cannot.
+            _ => buffer.clone(),
+        }
     }
 }
 
@@ -113,15 +189,8 @@ impl Driving {
         }
     }
 
-    /// Starts a call.
-    pub(super) fn start_call(&self, call: &Call<'_>) -> Result<TaskId> {
-        self.with_own_registrations(call, |call| {
-            self.start(|inside| self.submit(call, inside, None, false))
-        })
-    }
-
-    /// As [`Driving::start_call`], for a call on memory of this communicator: keeps other memory
-    /// too until it has ended, and calls `at_end` when it has ended well.
+    /// Starts a call on memory of this communicator: keeps other memory too until it has ended, and
+    /// calls `at_end` when it has ended well.
     pub(super) fn start_call_with(
         &self,
         call: &Call<'_>,
@@ -160,41 +229,19 @@ impl Driving {
         engine.submit(task_call, self.clock.now())
     }
 
-    /// Calls `then` with the call, on buffers that this communicator has registered.
-    #[inline]
-    fn with_own_registrations<R>(
-        &self,
-        call: &Call<'_>,
-        then: impl FnOnce(&Call<'_>) -> Result<R>,
-    ) -> Result<R> {
-        let is_home = |buffer: &RawBuffer| buffer.is_at_home(&self.garbage);
-        let mut all = call.input.into_iter().chain(call.output);
-        if all.all(is_home) && call.transfers.iter().all(|t| is_home(&t.buffer)) {
-            return then(call);
-        }
-        let moved = |buffer: &RawBuffer| self.registered_here(buffer);
-        let input = call.input.map(moved).transpose()?;
-        let output = call.output.map(moved).transpose()?;
-        let transfers = call.transfers.iter().map(|transfer| {
-            Ok(Transfer {
-                buffer: moved(&transfer.buffer)?,
-                ..transfer.clone()
-            })
-        });
-        then(&Call {
-            input: input.as_ref(),
-            output: output.as_ref(),
-            transfers: &transfers.collect::<Result<Vec<_>>>()?,
-            ..*call
-        })
-    }
-
     /// The buffer with this communicator's registration, if another communicator has allocated it.
     pub(super) fn registered_here(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         if buffer.is_at_home(&self.garbage) {
             return Ok(buffer.clone());
         }
         buffer.moved_to(&self.garbage, |region| self.register(region))
+    }
+
+    /// As [`Driving::register`], for memory of a caller ([`Engine::register_cached`]).
+    fn register_cached(&self, region: Arc<Region>) -> Result<RegionKey> {
+        let mut engine = self.engine();
+        self.collect_garbage(&mut engine);
+        engine.register_cached(region)
     }
 
     /// Registers a region. It gets no key where peers could not map it.

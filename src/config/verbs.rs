@@ -13,6 +13,11 @@ const CHUNK_BYTES: Field = Field {
         (4 << 10, 64 << 20),
     )
 };
+const CACHED_BYTES: Field = Field::new(
+    "verbs.cached_bytes",
+    "LINERATE_VERBS_CACHED_BYTES",
+    (0, u64::MAX),
+);
 const GID_INDEX: Field = Field::new("verbs.gid_index", "LINERATE_VERBS_GID_INDEX", (0, 255));
 const TRAFFIC_CLASS: Field = Field::new(
     "verbs.traffic_class",
@@ -53,6 +58,11 @@ pub struct VerbsSettings {
     /// 64 MiB. Shorter where short messages wait too long behind long ones.
     /// `LINERATE_VERBS_CHUNK_BYTES`.
     pub chunk_bytes: u32,
+    /// Bytes of memory of callers that stay registered after a call, at most, so that the next call
+    /// on them is not staged. Default 16 GiB; 0: none. They are locked. The registration of memory
+    /// that is unmapped ends, which takes a system that lets a process use `userfaultfd`; elsewhere
+    /// nothing stays registered. `LINERATE_VERBS_CACHED_BYTES`.
+    pub cached_bytes: u64,
     /// Index in the port's table of GIDs. Default: RoCEv2 with an IPv4 address, as `linerate info`
     /// shows it. `LINERATE_VERBS_GID_INDEX`.
     pub gid_index: Option<u32>,
@@ -115,6 +125,7 @@ impl Default for VerbsSettings {
         VerbsSettings {
             slots: None,
             chunk_bytes: 1 << 20,
+            cached_bytes: 16 << 30,
             gid_index: None,
             local_rank: None,
             traffic_class: 0,
@@ -152,6 +163,10 @@ impl VerbsSettings {
             Some(text) => CHUNK_BYTES.parse_size(&text)? as u32,
             None => default.chunk_bytes,
         };
+        let cached_bytes = match lookup(CACHED_BYTES.variable) {
+            Some(text) => CACHED_BYTES.parse_size(&text)?,
+            None => default.cached_bytes,
+        };
         let on_or_off = [("on", true), ("off", false)];
         let is_relaxed = parse_choice(&lookup, "LINERATE_VERBS_RELAXED_ORDERING", &on_or_off)?;
         let atomics = [("owner", false), ("device", true)];
@@ -163,6 +178,7 @@ impl VerbsSettings {
         let settings = VerbsSettings {
             slots: number(&SLOTS)?.map(|n| n as u32),
             chunk_bytes,
+            cached_bytes,
             gid_index: number(&GID_INDEX)?.map(|n| n as u32),
             local_rank: None,
             traffic_class: short(&TRAFFIC_CLASS, default.traffic_class)?,

@@ -193,8 +193,36 @@ impl Engine {
         }
     }
 
+    /// Registers memory of a caller for more than one call. An operation that fails ends the
+    /// registration before its caller is told. Returns [`RegionKey::NONE`] after that, and where
+    /// [`Engine::register`] does.
+    pub fn register_cached(&mut self, region: Arc<Region>) -> Result<RegionKey> {
+        if self.failing.has_ended_cached || self.failing.cause.is_some() {
+            return Ok(RegionKey::NONE);
+        }
+        let key = self.register(region)?;
+        self.failing.cached.extend(key.is_some().then_some(key));
+        Ok(key)
+    }
+
+    /// Whether a registration of [`Engine::register_cached`] has not ended.
+    pub fn keeps_cached(&self) -> bool {
+        !self.failing.has_ended_cached
+    }
+
+    /// Ends the registrations of [`Engine::register_cached`]: no peer writes or reads that memory
+    /// afterwards.
+    pub(super) fn end_cached(&mut self) {
+        self.failing.has_ended_cached = true;
+        for key in std::mem::take(&mut self.failing.cached) {
+            // A key is unknown if its buffer was dropped before.
+            let _ = self.driver.links.transport.deregister(key);
+        }
+    }
+
     /// Ends a registration.
     pub fn deregister(&mut self, key: RegionKey) -> Result<()> {
+        self.failing.cached.retain(|&cached| cached != key);
         self.driver.links.transport.deregister(key)
     }
 

@@ -64,6 +64,7 @@ impl Engine {
         // Nor may a peer use what it reads there from now on: the owner gets the memory back when
         // this returns, and may change it.
         self.driver.links.transport.withdraw();
+        self.end_cached();
         self.tagged.clear();
         self.tasks.fail(&error);
     }

@@ -14,6 +14,7 @@ use super::core::Engine;
 use super::round::Round;
 use super::state::Left;
 use crate::error::{Error, Result};
+use crate::memory::View;
 use crate::time::Time;
 use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
@@ -172,6 +173,15 @@ impl Engine {
                 return self.fail(error, true);
             }
             self.driver.links.transport.withdraw();
+        }
+        let is_cached = |view: &View| self.failing.cached.contains(&view.key());
+        let mut buffers = given_up.iter().flat_map(|round| &round.memory.buffers);
+        if buffers.any(is_cached) {
+            if !self.rounds.is_empty() {
+                // Others that run may use the same registration.
+                return self.fail(error, true);
+            }
+            self.end_cached();
         }
         self.leaving.given_up.rounds.append(&mut given_up);
         if let Some(mut call) = self.tasks[index].call.take() {

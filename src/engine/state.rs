@@ -4,6 +4,7 @@
 use super::round::Round;
 use super::task::TaskCall;
 use crate::error::Error;
+use crate::memory::RegionKey;
 use crate::types::Rank;
 use std::collections::VecDeque;
 
@@ -33,6 +34,11 @@ pub struct Failing {
     pub found: Option<Error>,
     /// How many looks for the news of peers are under way, one within another.
     pub looking: u32,
+    /// Registrations of callers' memory that end when an operation fails, because its caller gets
+    /// the memory back then.
+    pub cached: Vec<RegionKey>,
+    /// They have ended, and none is made any more.
+    pub has_ended_cached: bool,
     /// The generation of the last round whose signature peers were asked to compare with theirs.
     pub compared: Option<u32>,
 }

@@ -5,7 +5,7 @@ use super::{Arguments, Contact, Engine, Host, Prepared, TaskCall, TaskId};
 use crate::config::Config;
 use crate::error::Error;
 use crate::kernel;
-use crate::memory::{Region, View};
+use crate::memory::{Region, RegionKey, View};
 use crate::schedule::{BufferId, Builder, Extent, Range, Schedule};
 use crate::transport::sim::{SimOptions, World};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
@@ -71,7 +71,11 @@ impl Job {
     }
 
     fn submit(&mut self, rank: Rank, schedule: Schedule, count: u64, slots: Vec<u64>) -> TaskId {
-        let arguments = Arguments {
+        self.submit_with(rank, self.arguments(rank, count), schedule, slots)
+    }
+
+    fn arguments(&self, rank: Rank, count: u64) -> Arguments {
+        Arguments {
             collective: Collective::AllReduce,
             count,
             dtype: DataType::F32,
@@ -79,7 +83,16 @@ impl Job {
             root: 0,
             input: self.inputs[rank as usize].view(),
             output: self.outputs[rank as usize].view(),
-        };
+        }
+    }
+
+    fn submit_with(
+        &mut self,
+        rank: Rank,
+        arguments: Arguments,
+        schedule: Schedule,
+        slots: Vec<u64>,
+    ) -> TaskId {
         let call = TaskCall {
             timeout: None,
             arguments,
@@ -219,6 +232,67 @@ fn a_failure_that_is_told_behind_a_query_is_the_cause_and_not_what_the_query_sho
         matches!(failure, Some(Error::Mismatch { .. })),
         "{failure:?}"
     );
+}
+
+/// Registers memory of a rank for more than one call.
+fn register_cached(job: &mut Job, rank: Rank) -> RegionKey {
+    let region = Arc::new(Region::private(16).unwrap());
+    let key = job.engines[rank as usize].register_cached(region).unwrap();
+    assert!(key.is_some());
+    key
+}
+
+#[test]
+fn a_failure_ends_the_registrations_of_callers_memory_and_no_others() {
+    let mut job = Job::new(SimOptions::new(2, 1), 4);
+    let key = register_cached(&mut job, 0);
+    let region = Arc::new(Region::private(16).unwrap());
+    let lasting = job.engines[0].register(region.clone()).unwrap();
+    let given_back = register_cached(&mut job, 0);
+    job.engines[0].deregister(given_back).unwrap();
+    assert!(job.engines[0].keeps_cached());
+    let cause = Error::Cancelled {
+        by: 0,
+        operation: "a test".into(),
+    };
+    job.engines[0].fail(cause, true);
+    assert!(!job.engines[0].keeps_cached());
+    assert_eq!(
+        job.engines[0].register_cached(region).unwrap(),
+        RegionKey::NONE
+    );
+    assert!(job.engines[0].deregister(key).is_err());
+    job.engines[0].deregister(lasting).unwrap();
+}
+
+#[test]
+fn a_leave_ends_the_registration_that_an_operation_uses_which_cannot_end() {
+    for is_used in [false, true] {
+        let mut job = Job::new(SimOptions::new(3, 1), 4);
+        let key = register_cached(&mut job, 0);
+        let mut b = Builder::new("waits", 0, 3, false);
+        b.recv(1, RESULT);
+        let output = job.outputs[0].view();
+        let key_used = if is_used { key } else { RegionKey::NONE };
+        let arguments = Arguments {
+            output: output.in_region(key_used, 0),
+            ..job.arguments(0, 4)
+        };
+        let task = job.submit_with(0, arguments, b.build(), Vec::new());
+        job.settle();
+        while !job.engines[1].leave(job.world.now()) {
+            job.world.advance();
+        }
+        job.settle();
+        let result = job.engines[0].result(task);
+        assert!(
+            matches!(result, Some(Err(Error::Left { rank: 1, .. }))),
+            "{result:?}"
+        );
+        assert_eq!(job.engines[0].failure(), None);
+        assert_eq!(job.engines[0].keeps_cached(), !is_used);
+        assert_eq!(job.engines[0].deregister(key).is_err(), is_used);
+    }
 }
 
 #[test]

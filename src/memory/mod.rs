@@ -17,6 +17,7 @@ mod guards;
 mod key;
 mod pages;
 mod region;
+mod unmaps;
 mod view;
 
 pub use available::{available_memory_bytes, meminfo_field};
@@ -28,4 +29,7 @@ pub use fork::{ProcessMark, ProcessOwned};
 pub use guards::{BufferMut, BufferRef};
 pub use key::RegionKey;
 pub use region::{Region, RegionKind};
+pub use unmaps::Unmaps;
+#[cfg(test)]
+pub(crate) use unmaps::tests::alone;
 pub use view::{Element, View};

@@ -192,6 +192,19 @@ impl Region {
         })
     }
 
+    /// The bytes at these addresses, of which `part` is a part. Their callers keep what a call uses
+    /// mapped until it has ended, and nothing else of it is touched.
+    pub(crate) fn around(part: View, bytes: std::ops::Range<usize>) -> Region {
+        Region {
+            address: part
+                .as_ptr()
+                .wrapping_sub(part.as_ptr().addr() - bytes.start),
+            bytes: bytes.len(),
+            mapped_bytes: 0,
+            kind: RegionKind::Caller(None),
+        }
+    }
+
     /// A length without bytes, for simulations.
     pub fn size_only(bytes: usize) -> Region {
         Region {

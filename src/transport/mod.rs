@@ -168,6 +168,9 @@ pub struct Capabilities {
     pub chunks_in_flight: u32,
     /// Regions may be in device memory.
     pub device_memory: bool,
+    /// Bytes of callers' memory that stay registered after a call, at most. 0: a registration does
+    /// not make calls on that memory faster, or is not wanted.
+    pub cached_bytes_max: u64,
     /// Links that one peer's traffic is spread over.
     pub rails: u32,
     /// Estimated time of an empty message, nanoseconds. A first guess for the cost model.

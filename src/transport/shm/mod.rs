@@ -120,6 +120,7 @@ impl ShmTransport {
                 messages_per_peer: MESSAGES_PER_PEER,
                 chunks_in_flight: CHUNKS_IN_FLIGHT,
                 device_memory: false,
+                cached_bytes_max: 0,
                 rails: 1,
                 latency_ns: 300.0,
                 bytes_per_second: 8e9,

@@ -45,6 +45,7 @@ impl SimTransport {
                 messages_per_peer: MESSAGES_PER_PEER,
                 chunks_in_flight: CHUNKS_IN_FLIGHT,
                 device_memory: false,
+                cached_bytes_max: 0,
                 rails: 1,
                 latency_ns: (link.latency_ns + link.per_message_ns) as f64,
                 bytes_per_second: link.bytes_per_second as f64,

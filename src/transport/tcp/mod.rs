@@ -411,6 +411,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
         messages_per_peer: MESSAGES_PER_PEER,
         chunks_in_flight: CHUNKS_IN_FLIGHT,
         device_memory: false,
+        cached_bytes_max: 0,
         rails: settings.rails,
         latency_ns: 10_000.0,
         bytes_per_second: 3e9,

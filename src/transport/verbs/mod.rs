@@ -170,7 +170,7 @@ impl VerbsTransport {
             .transpose()?;
         let blank = Completion::default();
         let mut transport = VerbsTransport {
-            capabilities: capabilities(rails.len() as u32),
+            capabilities: capabilities(rails.len() as u32, settings),
             control,
             control_events: Vec::new(),
             peers: (0..ranks).map(|p| Peer::new(p, sizes.slots)).collect(),
@@ -458,7 +458,7 @@ impl VerbsTransport {
     }
 }
 
-fn capabilities(rails: u32) -> Capabilities {
+fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
     Capabilities {
         name: "verbs",
         one_host: false,
@@ -469,6 +469,7 @@ fn capabilities(rails: u32) -> Capabilities {
         messages_per_peer: MESSAGES_PER_PEER,
         chunks_in_flight: CHUNKS_IN_FLIGHT_GRANTED,
         device_memory: false,
+        cached_bytes_max: settings.cached_bytes,
         rails,
         latency_ns: 2_000.0,
         bytes_per_second: 12e9,
