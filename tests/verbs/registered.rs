@@ -202,3 +202,28 @@ fn memory_of_a_call_that_has_failed_is_its_callers_again() {
         assert!(elements.iter().all(|&element| element == 7));
     });
 }
+
+#[test]
+fn a_forked_child_has_the_memory_that_stays_registered() {
+    if !has_device("memory that stays registered in a forked child") {
+        return;
+    }
+    on_both("forked", 1 << 30, |comm| {
+        let mut elements = vec![0u64; COUNT];
+        sum(comm, &mut elements, 5);
+        // SAFETY: the child allocates nothing and takes no lock.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_right = elements.iter().all(|&sum| sum == 11);
+            elements.fill(3);
+            // SAFETY: it ends the child without running anything of the parent.
+            unsafe { libc::_exit(i32::from(!is_right)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child that was just made.
+        let ended = unsafe { libc::waitpid(child, &mut status, 0) };
+        assert_eq!((ended, status), (child, 0));
+        assert!(elements.iter().all(|&sum| sum == 11));
+        sum(comm, &mut elements, 6);
+    });
+}

@@ -182,17 +182,20 @@ impl Library {
         &self.name
     }
 
+    /// Whether a forked child gets a copy of registered memory.
+    pub fn is_copied_at_fork(&self) -> bool {
+        let status = self.functions.is_fork_initialized;
+        // SAFETY: takes nothing. Asking opens a netlink socket and closes it.
+        status.is_some_and(|status| unsafe { status() } == c::ibv_fork_status::IBV_FORK_UNNEEDED)
+    }
+
     /// Registered memory stays the parent's after fork(), whatever the child does. To be called
     /// before the first device is opened. The child gets a copy where the kernel makes one at fork
     /// (5.12 and later); else such pages are missing in the child, with all that lies in them.
     pub fn fork_init(&self) -> Result<()> {
-        let status = self.functions.is_fork_initialized;
-        // SAFETY: takes nothing. Asking opens a netlink socket and closes it.
-        let is_unneeded = status
-            .is_some_and(|status| unsafe { status() } == c::ibv_fork_status::IBV_FORK_UNNEEDED);
         // ibv_fork_init of libibverbs 44 does not ask, and takes the pages from the child although
         // the kernel would copy them.
-        if is_unneeded {
+        if self.is_copied_at_fork() {
             return Ok(());
         }
         // SAFETY: takes nothing; calling it twice is allowed.

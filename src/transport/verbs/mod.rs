@@ -170,7 +170,7 @@ impl VerbsTransport {
             .transpose()?;
         let blank = Completion::default();
         let mut transport = VerbsTransport {
-            capabilities: capabilities(rails.len() as u32, settings),
+            capabilities: capabilities(&rails, settings),
             control,
             control_events: Vec::new(),
             peers: (0..ranks).map(|p| Peer::new(p, sizes.slots)).collect(),
@@ -458,7 +458,9 @@ impl VerbsTransport {
     }
 }
 
-fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
+fn capabilities(rails: &[Rail], settings: &VerbsSettings) -> Capabilities {
+    // Else a forked child would lack the pages, with all that lies beside the caller's bytes.
+    let is_copied = |rail: &Rail| rail.context().library().is_copied_at_fork();
     Capabilities {
         name: "verbs",
         one_host: false,
@@ -469,8 +471,11 @@ fn capabilities(rails: u32, settings: &VerbsSettings) -> Capabilities {
         messages_per_peer: MESSAGES_PER_PEER,
         chunks_in_flight: CHUNKS_IN_FLIGHT_GRANTED,
         device_memory: false,
-        cached_bytes_max: settings.cached_bytes,
-        rails,
+        cached_bytes_max: match rails.iter().all(is_copied) {
+            true => settings.cached_bytes,
+            false => 0,
+        },
+        rails: rails.len() as u32,
         latency_ns: 2_000.0,
         bytes_per_second: 12e9,
     }
