@@ -67,7 +67,8 @@ struct Reader {
 #[derive(Debug)]
 struct Shared {
     descriptor: OwnedFd,
-    /// The thread reads events: the last ones may not be among the changes yet.
+    /// The thread reads events, so the last ones may not be among the changes yet; or it has not
+    /// begun.
     is_reading: AtomicBool,
     /// Number of changes so far.
     count: AtomicU64,
@@ -121,7 +122,7 @@ impl Unmaps {
         )?;
         let shared = Arc::new(Shared {
             descriptor,
-            is_reading: AtomicBool::new(false),
+            is_reading: AtomicBool::new(true),
             count: AtomicU64::new(0),
             changes: std::array::from_fn(|_| Default::default()),
         });
@@ -131,6 +132,10 @@ impl Unmaps {
             .name("linerate-unmaps".into())
             .stack_size(128 << 10)
             .spawn(move || of_thread.run(&end_of_thread))?;
+        // A thread that begins allocates.
+        while shared.is_reading.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
         let reader = Reader {
             end,
             thread: Some(thread),
@@ -207,6 +212,7 @@ impl Shared {
     /// Until `end` is readable.
     fn run(&self, end: &OwnedFd) {
         block_signals();
+        self.is_reading.store(false, Ordering::SeqCst);
         loop {
             let of = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             let mut both = [of(self.descriptor.as_fd()), of(end.as_fd())];
