@@ -48,8 +48,8 @@ struct Known<Owner> {
 enum Watching {
     Untried,
     With(Arc<Unmaps>),
-    /// The system does not allow it, or the memory cannot be registered.
-    Off,
+    /// The system does not allow it, or the memory cannot be registered: why, until it is told.
+    Off(Option<String>),
 }
 
 impl<Owner> Default for CachedRegistrations<Owner> {
@@ -99,21 +99,37 @@ impl<Owner> CachedRegistrations<Owner> {
         state.forget(&whole);
         state.make_room(bytes_max - whole.len() as u64);
         let registered = register(Arc::new(Region::around(view, whole.clone())));
-        let Ok(owner) = registered else {
-            // More memory is locked than the process may lock, for example.
-            state.known.clear();
-            state.unmaps = Watching::Off;
-            return None;
-        };
-        state.add(whole, owner.clone());
-        Some(owner)
+        match registered {
+            Ok(owner) => {
+                state.add(whole, owner.clone());
+                Some(owner)
+            }
+            Err(error) => {
+                // More memory is locked than the process may lock, for example.
+                state.forget(&(0..usize::MAX));
+                state.unmaps = Watching::Off(Some(error.to_string()));
+                None
+            }
+        }
+    }
+
+    /// Why nothing stays registered any more; once.
+    pub fn take_reason(&self) -> Option<String> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut state.unmaps {
+            Watching::Off(reason) => reason.take(),
+            _ => None,
+        }
     }
 }
 
 impl<Owner> State<Owner> {
     fn watching(&mut self) -> Option<Arc<Unmaps>> {
         if matches!(self.unmaps, Watching::Untried) {
-            self.unmaps = Unmaps::current().map_or(Watching::Off, Watching::With);
+            self.unmaps = match Unmaps::current() {
+                Ok(unmaps) => Watching::With(unmaps),
+                Err(error) => Watching::Off(Some(format!("userfaultfd: {error}"))),
+            };
         }
         match &self.unmaps {
             Watching::With(unmaps) => Some(unmaps.clone()),
@@ -301,5 +317,12 @@ mod tests {
             assert!(cached.find_or(memory.view(), LONG, refuse).is_none());
         }
         assert_eq!(tried.get(), 1);
+        assert!(
+            cached
+                .take_reason()
+                .unwrap()
+                .contains("no locked memory is left")
+        );
+        assert_eq!(cached.take_reason(), None);
     }
 }

@@ -13,6 +13,7 @@ use super::operation::Operation;
 use super::plans::Explanation;
 use super::ranges::Owner;
 use super::raw::RawBuffer;
+use super::say::say;
 use crate::engine::{Engine, TaskCall, TaskId};
 use crate::error::{Error, Result};
 use crate::memory::{Kept, Region, RegionKey};
@@ -116,6 +117,14 @@ impl Communicator {
             Ok(Owner::of_cached(region, (key, driving.garbage.clone())))
         });
         let Some(owner) = found else {
+            if self.inner.config.debug
+                && let Some(reason) = cached.take_reason()
+            {
+                say(&format!(
+                    "rank {}: memory that is not registered is copied before it is sent, because no registration can be kept: {reason}",
+                    self.rank()
+                ));
+            }
             return buffer.clone();
         };
         match owner.key_in(&driving.garbage, register) {

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, TryLockError, Weak};
 
 /// Changes that are remembered. Who has missed more takes it that everything has changed.
 const CHANGES_KEPT: usize = 64;
-/// Attempts to lock what all share: another thread holds it for a few system calls.
-const ATTEMPTS_MAX: u32 = 100_000;
+/// Turns of a wait for another thread, which needs a few system calls.
+const TURNS_MAX: u32 = 100_000;
 /// Events read at once.
 const EVENTS_AT_ONCE: usize = 16;
 
@@ -83,17 +83,17 @@ impl Unmaps {
     /// What all users in this process share; an error if the system does not allow it.
     pub fn current() -> std::io::Result<Arc<Unmaps>> {
         // In a forked child another thread of the parent may have held the lock for good.
-        let mut attempts = 0;
+        let mut turns = 0;
         let mut current = loop {
             match CURRENT.try_lock() {
                 Ok(current) => break current,
                 Err(TryLockError::Poisoned(error)) => break error.into_inner(),
-                Err(TryLockError::WouldBlock) if attempts == ATTEMPTS_MAX => {
+                Err(TryLockError::WouldBlock) if turns == TURNS_MAX => {
                     return Err(std::io::ErrorKind::WouldBlock.into());
                 }
                 Err(TryLockError::WouldBlock) => std::thread::yield_now(),
             }
-            attempts += 1;
+            turns += 1;
         };
         let known = current.upgrade().filter(|all| !all.process.is_forked());
         if let Some(known) = known {
@@ -158,26 +158,25 @@ impl Unmaps {
     }
 
     /// Whether the page of this address is watched. Every unmapping that has begun before this call
-    /// is among the changes when it returns.
+    /// is among the changes when it returns. False too if a thread that unmaps does not go on.
     pub fn is_watched(&self, address: usize) -> bool {
         let page = rustix::param::page_size();
         let start = (address / page * page) as u64;
         let shared = &*self.shared;
-        let is_watched = loop {
-            let mode = uffd::WRITEPROTECT_MODE_DONTWAKE;
+        let mode = uffd::WRITEPROTECT_MODE_DONTWAKE;
+        for _ in 0..TURNS_MAX {
             let mut request = [start, page as u64, mode, 0];
-            match control(&shared.descriptor, uffd::IOCTL_WRITEPROTECT, &mut request) {
-                Ok(()) => break true,
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
-                    std::thread::yield_now();
-                }
-                Err(_) => break false,
+            let checked = control(&shared.descriptor, uffd::IOCTL_WRITEPROTECT, &mut request);
+            let code = checked
+                .as_ref()
+                .err()
+                .and_then(std::io::Error::raw_os_error);
+            if code != Some(libc::EAGAIN) && !shared.is_reading.load(Ordering::SeqCst) {
+                return checked.is_ok();
             }
-        };
-        while shared.is_reading.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
-        is_watched
+        false
     }
 
     /// The changes after the first `seen`, which is set to the number of all. `None`: they are more
