@@ -43,9 +43,11 @@ impl Communicator {
     ///
     /// Allreduces, broadcasts, reduces, all-gathers and reduce-scatters are short up to 16 KiB a
     /// rank (4 KiB where all ranks share memory), unless they name an algorithm. Short ones of one
-    /// kind that agree in type, operator, root and timeout are copied together and travel as one
-    /// operation. The others are operations of their own, and are not copied. A sum of floats may
-    /// be rounded in another order than alone, as between two algorithms.
+    /// kind that agree in type, operator, root and timeout travel as one operation. Their inputs
+    /// are copied together, and their outputs apart, unless they lie one after another in one
+    /// registered buffer, in the order of the batch. The others are operations of their own, and
+    /// are not copied. A sum of floats may be rounded in another order than alone, as between two
+    /// algorithms.
     ///
     /// ```
     /// use linerate::{Collective, Communicator, Config, DataType, ReduceOp};
@@ -185,8 +187,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Copies the inputs of calls together and starts one call on them, after which the outputs
-    /// are copied back.
+    /// Starts one call for several. Inputs and outputs that lie one after another in registered
+    /// memory are used where they lie. Others are copied together before, or copied back after.
     fn start_together(
         &self,
         driving: &Driving,
@@ -194,46 +196,77 @@ impl<'a> Batch<'a> {
         bytes: usize,
     ) -> Result<TaskId> {
         let comm = self.communicator;
-        let staging = self.staging(bytes)?;
-        let kept = borrow(calls).inspect_err(|_| self.give_back(staging.clone()))?;
-        let (mut into, mut out_of) = (Vec::new(), Vec::new());
+        let (rank, ranks) = (comm.rank() as usize, comm.ranks() as usize);
         let first = &calls[0].0;
         let element = first.dtype.size_bytes();
         let together: u64 = calls.iter().map(|(call, _)| call.count).sum();
         let stride = together as usize * element;
-        let mut at = 0;
-        for (call, _) in calls {
-            let of = Packed {
-                rank: comm.rank() as usize,
-                ranks: comm.ranks() as usize,
-                bytes: call.count as usize * element,
-                staging: staging.view(),
-                at,
-                stride,
-            };
-            of.copies(call, &mut into, &mut out_of);
-            at += of.bytes;
-        }
-        into.iter().for_each(|&(from, to)| kernel::copy(from, to));
-        let all = staging.part(0, bytes);
-        let own = || staging.part(comm.rank() as usize * stride, stride);
-        let (input, output) = match first.collective {
-            Collective::AllGather => (&own(), &all),
-            Collective::ReduceScatter => (&all, &own()),
-            _ => (&all, &all),
+        // The parts of one rank lie among those of others in what has the parts of all.
+        let has_run = [
+            first.collective != Collective::ReduceScatter,
+            first.collective != Collective::AllGather,
+        ];
+        let memory_of = [input_of, output_of];
+        let runs = [0, 1].map(|side| {
+            let of = calls.iter().map(|(call, _)| (call, memory_of[side](call)));
+            let run = has_run[side].then(|| run_of(of, element, stride)).flatten();
+            run.filter(|run| run.is_at_home(&driving.garbage))
+        });
+        let staging = match runs.iter().all(Option::is_some) {
+            true => None,
+            false => Some(self.staging(bytes)?),
         };
+        let give_back = || staging.iter().for_each(|memory| self.give_back(memory));
+        let kept = borrow(calls).inspect_err(|_| give_back())?;
+        let mut out_of = Vec::new();
+        if let Some(staging) = &staging {
+            let mut at = 0;
+            for (call, _) in calls {
+                let of = Packed {
+                    rank,
+                    ranks,
+                    bytes: call.count as usize * element,
+                    staging: staging.view(),
+                    at,
+                    stride,
+                };
+                if runs[0].is_none() {
+                    of.copy_input(call);
+                }
+                if runs[1].is_none() {
+                    of.copies_of_output(call, &mut out_of);
+                }
+                at += of.bytes;
+            }
+        }
+        let staged = |side: usize| {
+            let staging = staging.as_ref().expect("what is no run is staged");
+            // An all-gather gives the part of one rank, and a reduce-scatter takes it.
+            match (first.collective, side) {
+                (Collective::AllGather, 0) | (Collective::ReduceScatter, 1) => {
+                    staging.part(rank * stride, stride)
+                }
+                _ => staging.part(0, bytes),
+            }
+        };
+        let [input, output] = runs;
+        let input = input.unwrap_or_else(|| staged(0));
+        let output = output.unwrap_or_else(|| staged(1));
         let call = Call {
             op: first.op,
             root: first.root,
             timeout: first.timeout,
             ..Call::new(first.collective, first.dtype, together)
         };
-        let (pool, memory) = (comm.inner.staging.clone(), staging.clone());
+        let pool = comm.inner.staging.clone();
+        let memory = staging.clone();
         let at_end = Box::new(move || {
             out_of.iter().for_each(|&(from, to)| kernel::copy(from, to));
-            keep_staging(&pool, memory);
+            memory
+                .iter()
+                .for_each(|memory| keep_staging(&pool, memory.clone()));
         });
-        driving.start_call_with(&call.with(input, output), kept, at_end)
+        driving.start_call_with(&call.with(&input, &output), kept, at_end)
     }
 
     /// Memory for a call of this length.
@@ -248,8 +281,8 @@ impl<'a> Batch<'a> {
         self.communicator.alloc_raw(bytes.next_power_of_two())
     }
 
-    fn give_back(&self, staging: RawBuffer) {
-        keep_staging(&self.communicator.inner.staging, staging);
+    fn give_back(&self, staging: &RawBuffer) {
+        keep_staging(&self.communicator.inner.staging, staging.clone());
     }
 }
 
@@ -293,6 +326,35 @@ fn borrow(calls: &[&(Call<'_>, Uses)]) -> Result<Vec<Kept>> {
     Ok(kept)
 }
 
+/// What a call reads.
+fn input_of<'a>(call: &Call<'a>) -> &'a RawBuffer {
+    call.input.or(call.output).expect("it was checked")
+}
+
+/// What a call writes; on a rank that has no output, what it reads.
+fn output_of<'a>(call: &Call<'a>) -> &'a RawBuffer {
+    call.output.or(call.input).expect("it was checked")
+}
+
+/// The memory of calls whose elements have `element` bytes, `bytes` in all, if it is one run of
+/// registered memory.
+fn run_of<'a, 'b: 'a>(
+    calls: impl Iterator<Item = (&'a Call<'b>, &'b RawBuffer)>,
+    element: usize,
+    bytes: usize,
+) -> Option<RawBuffer> {
+    let mut first = None;
+    let mut at = 0;
+    for (call, buffer) in calls {
+        let first: &RawBuffer = first.get_or_insert(buffer);
+        if !buffer.has_owner_of(first) || first.distance_to(buffer) != Some(at) {
+            return None;
+        }
+        at += (call.count as usize * element) as isize;
+    }
+    first?.registered_run(bytes)
+}
+
 /// Where a call lies among those that travel together: from `at` on in the part of each rank, which
 /// has `stride` bytes.
 struct Packed {
@@ -306,43 +368,51 @@ struct Packed {
 }
 
 impl Packed {
-    /// Adds the copies to make before the call (`into`) and after it (`out_of`).
-    fn copies(
-        &self,
-        call: &Call<'_>,
-        into: &mut Vec<(View, View)>,
-        out_of: &mut Vec<(View, View)>,
-    ) {
-        let staged = |part: usize| self.staging.part(part * self.stride + self.at, self.bytes);
-        let input = |part: usize| {
-            let buffer = call.input.or(call.output).expect("it was checked");
-            buffer.view().part(part * self.bytes, self.bytes)
-        };
-        let output = |part: usize| {
-            let buffer = call.output.expect("it was checked");
-            buffer.view().part(part * self.bytes, self.bytes)
-        };
-        let is_root = self.rank == call.root as usize;
+    /// The memory in which the call's part of a rank travels.
+    fn staged(&self, part: usize) -> View {
+        self.staging.part(part * self.stride + self.at, self.bytes)
+    }
+
+    /// One part of what the call reads or writes.
+    fn part_of(&self, buffer: &RawBuffer, part: usize) -> View {
+        buffer.view_ref().part(part * self.bytes, self.bytes)
+    }
+
+    /// Copies the call's input to where it travels.
+    fn copy_input(&self, call: &Call<'_>) {
+        let input = input_of(call);
         match call.collective {
             Collective::AllGather => {
-                into.push((input(0), staged(self.rank)));
-                // What is in place already is not copied.
-                let is_in_place = input(0).as_ptr() == output(self.rank).as_ptr();
-                let parts = (0..self.ranks).filter(|&part| !is_in_place || part != self.rank);
-                out_of.extend(parts.map(|part| (staged(part), output(part))));
+                kernel::copy(self.part_of(input, 0), self.staged(self.rank));
             }
             Collective::ReduceScatter => {
-                into.extend((0..self.ranks).map(|part| (input(part), staged(part))));
-                out_of.push((staged(self.rank), output(0)));
+                (0..self.ranks)
+                    .for_each(|part| kernel::copy(self.part_of(input, part), self.staged(part)));
             }
-            of => {
-                if of != Collective::Broadcast || is_root {
-                    into.push((input(0), staged(0)));
-                }
-                if of != Collective::Reduce || is_root {
-                    out_of.push((staged(0), output(0)));
+            Collective::Broadcast if self.rank != call.root as usize => {}
+            _ => kernel::copy(self.part_of(input, 0), self.staged(0)),
+        }
+    }
+
+    /// Adds the copies of the call's output to where the caller wants it.
+    fn copies_of_output(&self, call: &Call<'_>, copies: &mut Vec<(View, View)>) {
+        let output = output_of(call);
+        match call.collective {
+            Collective::AllGather => {
+                // What is in place already is not copied.
+                let own = self.part_of(output, self.rank);
+                let is_in_place = input_of(call).view_ref().as_ptr() == own.as_ptr();
+                for part in 0..self.ranks {
+                    if !is_in_place || part != self.rank {
+                        copies.push((self.staged(part), self.part_of(output, part)));
+                    }
                 }
             }
+            Collective::ReduceScatter => {
+                copies.push((self.staged(self.rank), self.part_of(output, 0)));
+            }
+            Collective::Reduce if self.rank != call.root as usize => {}
+            _ => copies.push((self.staged(0), self.part_of(output, 0))),
         }
     }
 }

@@ -43,18 +43,49 @@ fn members(prng: &mut Prng, ranks: u32) -> Vec<Member> {
     (0..count).map(member).collect()
 }
 
+/// The memory of the inputs or outputs of a batch on a rank.
+enum Place {
+    /// A buffer for each, registered or not.
+    Apart,
+    /// One after another in a registered buffer, with the place of the next one.
+    Run(Buffer<u64>, usize),
+}
+
+impl Place {
+    fn new(comm: &Communicator, members: &[Member], prng: &mut Prng) -> Place {
+        let most: u64 = members.iter().map(|member| member.count).sum();
+        match prng.below(2) {
+            0 => Place::Apart,
+            _ => Place::Run(
+                comm.alloc((most as usize + 1) * comm.ranks() as usize)
+                    .unwrap(),
+                0,
+            ),
+        }
+    }
+
+    fn take(&mut self, comm: &Communicator, len: u64, prng: &mut Prng) -> Buffer<u64> {
+        match self {
+            Place::Run(all, at) => {
+                let first = *at;
+                *at += len as usize;
+                all.range(first..*at)
+            }
+            Place::Apart if prng.below(3) == 0 => Buffer::from_vec(vec![0; len as usize]),
+            Place::Apart => comm.alloc(len as usize).unwrap(),
+        }
+    }
+}
+
 /// The memory of a member on a rank, which is filled.
 fn memory(
     comm: &Communicator,
     member: &Member,
     number: usize,
+    [of_inputs, of_outputs]: &mut [Place; 2],
     prng: &mut Prng,
 ) -> [Buffer<u64>; 2] {
     let (n, p, rank) = (member.count, u64::from(comm.ranks()), comm.rank());
-    let mut alloc = |len: u64| match prng.below(3) {
-        0 => Buffer::from_vec(vec![0; len as usize]),
-        _ => comm.alloc(len as usize).unwrap(),
-    };
     let (inputs, outputs) = match member.collective {
         Collective::AllGather => (n, n * p),
         Collective::ReduceScatter => (n * p, n),
@@ -65,17 +96,20 @@ fn memory(
     let own = (u64::from(rank) * n) as usize;
     let part = |whole: &Buffer<u64>| whole.range(own..own + n as usize);
     let [input, output] = match (member.in_place, member.collective) {
-        (false, _) => [alloc(inputs), alloc(outputs)],
+        (false, _) => [
+            of_inputs.take(comm, inputs, prng),
+            of_outputs.take(comm, outputs, prng),
+        ],
         (true, Collective::AllGather) => {
-            let whole = alloc(outputs);
+            let whole = of_outputs.take(comm, outputs, prng);
             [part(&whole), whole]
         }
         (true, Collective::ReduceScatter) => {
-            let whole = alloc(inputs);
+            let whole = of_inputs.take(comm, inputs, prng);
             [whole.clone(), part(&whole)]
         }
         (true, _) => {
-            let both = alloc(inputs);
+            let both = of_outputs.take(comm, inputs, prng);
             [both.clone(), both]
         }
     };
@@ -130,9 +164,10 @@ fn random_batches(world: &Communicator, seed: u64, batches: u32) {
     let queue = world.completion_queue().unwrap();
     for number in 0..batches {
         let members = members(&mut shared, world.ranks());
+        let mut places = [(); 2].map(|()| Place::new(world, &members, &mut own));
         let memory: Vec<[Buffer<u64>; 2]> = (0..)
             .zip(&members)
-            .map(|(number, member)| memory(world, member, number, &mut own))
+            .map(|(number, member)| memory(world, member, number, &mut places, &mut own))
             .collect();
         let batch = members.iter().zip(&memory);
         let batch = batch.fold(world.batch(), |batch, (member, memory)| {

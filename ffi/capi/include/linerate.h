@@ -1363,7 +1363,9 @@ int32_t linerate_group_start(linerate_comm comm,
 /**
  * Runs several collectives together and waits for the end of all, as the calls between
  * ncclGroupStart and ncclGroupEnd. All ranks give the same ones in the same order. Short ones with
- * one type, operator and root travel together. `timeout_ns` is that of calls that have none.
+ * one type, operator and root travel together; this is fastest where their inputs, and their
+ * outputs, lie one after another in memory of linerate_alloc(). `timeout_ns` is that of calls that
+ * have none.
  *
  * Threads, owner and fork: as linerate_run().
  *
