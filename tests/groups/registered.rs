@@ -348,14 +348,15 @@ fn memory_in_use_stays_registered_and_what_was_deregistered_is_refused() {
             let started = world.start_all_reduce(&buffer, ReduceOp::Sum).unwrap();
             let text = in_use(world.deregister(own.at(0)));
             assert!(text.contains("allreduce, which has not ended"), "{text}");
-            world.recv(&Buffer::from_vec(vec![0u8]), 1).unwrap();
+            world.send(&Buffer::from_vec(vec![0u8]), 1).unwrap();
             started.wait().unwrap();
         } else {
             let slice = buffer.range(7..8);
             let slice = slice.as_slice().unwrap();
             assert!(in_use(world.deregister(own.at(0))).contains("slice"));
             drop(slice);
-            world.send(&Buffer::from_vec(vec![0u8]), 0).unwrap();
+            // Until rank 0 has seen that its operation has not ended.
+            world.recv(&Buffer::from_vec(vec![0u8]), 0).unwrap();
             world.all_reduce(&buffer, ReduceOp::Sum).unwrap();
         }
         check(&buffer, 2);
