@@ -5,6 +5,7 @@ use super::call::Call;
 use super::check::{Uses, check};
 use super::driving::Driving;
 use super::plans::bytes_of;
+use super::ranges::Ranges;
 use super::raw::{RawBuffer, Use};
 use super::{Communicator, Operation};
 use crate::config::checked_timeout;
@@ -18,8 +19,9 @@ use std::time::Duration;
 
 /// Most bytes of one rank's part of a call that travels together with others: where ranks map each
 /// other's memory, and elsewhere. 64 all-gathers of this length, by 2 ranks on 2 cores, are 1.3 and
-/// 1.4 times as fast in a batch; with twice this length, 0.9 and 1.0 times (`tools/speed --only
-/// capi` measures it).
+/// 1.4 times as fast in a batch if their inputs are copied; with twice this length, 0.9 and 1.0
+/// times. They are 2.3 and 1.6 times as fast if their inputs are used where they lie
+/// (`ffi/capi/benches/speed.c`).
 const PACKED_BYTES_MAX: [u64; 2] = [4 << 10, 16 << 10];
 /// Most bytes of a buffer in which calls travel together. It is copied back under the engine's
 /// lock.
@@ -209,15 +211,15 @@ impl<'a> Batch<'a> {
         let memory_of = [input_of, output_of];
         let runs = [0, 1].map(|side| {
             let of = calls.iter().map(|(call, _)| (call, memory_of[side](call)));
-            let run = has_run[side].then(|| run_of(of, element, stride)).flatten();
-            run.filter(|run| run.is_at_home(&driving.garbage))
+            let run = has_run[side].then(|| run_of(of, stride, &comm.inner.ranges));
+            run.flatten().filter(|run| run.is_at_home(&driving.garbage))
         });
         let staging = match runs.iter().all(Option::is_some) {
             true => None,
             false => Some(self.staging(bytes)?),
         };
-        let give_back = || staging.iter().for_each(|memory| self.give_back(memory));
-        let kept = borrow(calls).inspect_err(|_| give_back())?;
+        let pool = comm.inner.staging.clone();
+        let kept = borrow(calls).inspect_err(|_| keep_staging(&pool, staging.clone()))?;
         let mut out_of = Vec::new();
         if let Some(staging) = &staging {
             let mut at = 0;
@@ -258,13 +260,9 @@ impl<'a> Batch<'a> {
             timeout: first.timeout,
             ..Call::new(first.collective, first.dtype, together)
         };
-        let pool = comm.inner.staging.clone();
-        let memory = staging.clone();
         let at_end = Box::new(move || {
             out_of.iter().for_each(|&(from, to)| kernel::copy(from, to));
-            memory
-                .iter()
-                .for_each(|memory| keep_staging(&pool, memory.clone()));
+            keep_staging(&pool, staging);
         });
         driving.start_call_with(&call.with(&input, &output), kept, at_end)
     }
@@ -280,17 +278,13 @@ impl<'a> Batch<'a> {
         drop(known);
         self.communicator.alloc_raw(bytes.next_power_of_two())
     }
-
-    fn give_back(&self, staging: &RawBuffer) {
-        keep_staging(&self.communicator.inner.staging, staging.clone());
-    }
 }
 
 /// Keeps memory for the next batches, if there is not enough already.
-fn keep_staging(pool: &Mutex<Vec<RawBuffer>>, memory: RawBuffer) {
+fn keep_staging(pool: &Mutex<Vec<RawBuffer>>, memory: Option<RawBuffer>) {
     let mut known = pool.lock().unwrap_or_else(PoisonError::into_inner);
     if known.len() < STAGING_KEPT {
-        known.push(memory);
+        known.extend(memory);
     }
 }
 
@@ -336,12 +330,12 @@ fn output_of<'a>(call: &Call<'a>) -> &'a RawBuffer {
     call.output.or(call.input).expect("it was checked")
 }
 
-/// The memory of calls whose elements have `element` bytes, `bytes` in all, if it is one run of
-/// registered memory.
+/// The memory of calls, `bytes` bytes in all, if they lie one after another in one registered
+/// buffer.
 fn run_of<'a, 'b: 'a>(
     calls: impl Iterator<Item = (&'a Call<'b>, &'b RawBuffer)>,
-    element: usize,
     bytes: usize,
+    ranges: &Ranges,
 ) -> Option<RawBuffer> {
     let mut first = None;
     let mut at = 0;
@@ -350,9 +344,12 @@ fn run_of<'a, 'b: 'a>(
         if !buffer.has_owner_of(first) || first.distance_to(buffer) != Some(at) {
             return None;
         }
-        at += (call.count as usize * element) as isize;
+        at += bytes_of(call) as isize;
     }
-    first?.registered_run(bytes)
+    let first = first?;
+    let run = RawBuffer::inside(first.view().as_ptr().addr(), bytes, ranges);
+    // Memory that was adopted before it was registered is another buffer there.
+    run.filter(|run| run.has_owner_of(first))
 }
 
 /// Where a call lies among those that travel together: from `at` on in the part of each rank, which

@@ -199,22 +199,6 @@ impl RawBuffer {
         }
     }
 
-    /// The `bytes` bytes from its first one on, which may be more than it has, if it is registered
-    /// and they lie in its allocation.
-    pub(super) fn registered_run(&self, bytes: usize) -> Option<RawBuffer> {
-        let owner = self.owner.as_ref().filter(|_| self.is_registered())?;
-        let (whole, start) = (owner.region.as_ref()?.view(), self.start());
-        if self.cached.is_some() || bytes > whole.len_bytes().checked_sub(start)? {
-            return None;
-        }
-        let run = whole.part(start, bytes);
-        Some(RawBuffer {
-            owner: Some(owner.clone()),
-            view: run.in_region(self.view.key(), self.view.offset()),
-            cached: None,
-        })
-    }
-
     /// Length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.view.len_bytes()
