@@ -281,3 +281,26 @@ fn ranks_that_batch_other_collectives_disagree() {
         );
     });
 }
+
+#[test]
+fn members_that_read_some_of_the_same_memory_get_their_own_parts() {
+    on_ranks(2, |world| {
+        let input = world.alloc::<u64>(12).unwrap();
+        let values: Vec<u64> = (0..12).collect();
+        input.write(0, &values).unwrap();
+        // Each input begins where the part of rank 1 in the one before begins.
+        let outputs = [(); 2].map(|()| world.alloc::<u64>(4).unwrap());
+        let batch = [0, 4].iter().zip(&outputs);
+        let batch = batch.fold(world.batch(), |batch, (&first, output)| {
+            let sum = world.collective(Collective::ReduceScatter, DataType::U64, 4);
+            batch.with(sum.input(&input.range(first..first + 8)).output(output))
+        });
+        batch.run().unwrap();
+        for (first, output) in [0, 4].into_iter().zip(&outputs) {
+            let own = first + 4 * u64::from(world.rank());
+            let wanted: Vec<u64> = (own..own + 4).map(|value| 2 * value).collect();
+            assert_eq!(output.to_vec().unwrap(), wanted);
+        }
+        world.barrier().unwrap();
+    });
+}
