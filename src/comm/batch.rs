@@ -203,7 +203,8 @@ impl<'a> Batch<'a> {
         let element = first.dtype.size_bytes();
         let together: u64 = calls.iter().map(|(call, _)| call.count).sum();
         let stride = together as usize * element;
-        // The parts of one rank lie among those of others in what has the parts of all.
+        // The inputs of reduce-scatters and the outputs of all-gathers have a part for each rank.
+        // The parts of a rank travel together, and do not lie so.
         let has_run = [
             first.collective != Collective::ReduceScatter,
             first.collective != Collective::AllGather,
