@@ -1,11 +1,14 @@
 """The rows of the backend of torch beside Gloo of the same torch, in one program (`benches/peers/torch_speed.py`)."""
 
-from commands import Command, bench, read_last_number
+from commands import Command, bench, read_last_number, roofline
 from rows import MIB, Row, describe_size
 
 # Least speeds to Gloo, and to `linerate bench` with the same kind of memory.
 PLAIN = {MIB: (5.0, 0.85), 16 * MIB: (5.0, 0.85), 128 * MIB: (5.0, 0.85)}
 REGISTERED = {MIB: (12.0, 0.9), 16 * MIB: (12.0, 0.9), 128 * MIB: (8.0, 0.9)}
+
+# The gradients of torch_speed.py's DDP rows: 25 layers of 1,000 by 1,000, each with its bias.
+DDP_BYTES = 25 * (1000 * 1000 + 1000) * 4 // 64 * 64
 
 
 def program(backend, ranks, *arguments):
@@ -49,8 +52,15 @@ ROWS = [
     row("all_reduce 4 ranks 16 MiB", 4, "all_reduce", 16 * MIB, least=3.0, size=16 * MIB, bus_factor=1.5),
     row("all_gather_into_tensor 2 ranks 16 MiB", 2, "all_gather", 16 * MIB, least=4.0),
     row("reduce_scatter_tensor 2 ranks 16 MiB", 2, "reduce_scatter", 16 * MIB, least=4.0),
-    row("DDP 25 M parameters 2 ranks: exposed", 2, "ddp", least=4.0),
-    row("DDP 25 M parameters 2 ranks registered: exposed", 2, "ddp", least=8.0, is_registered=True),
+    row("DDP 25 M parameters 2 ranks: exposed; limit: memory", 2, "ddp", least=4.0, limit=roofline(2, DDP_BYTES)),
+    row(
+        "DDP 25 M parameters 2 ranks registered: exposed; limit: memory",
+        2,
+        "ddp",
+        least=8.0,
+        is_registered=True,
+        limit=roofline(2, DDP_BYTES),
+    ),
     row("DDP 25 M parameters 4 ranks: step", 4, "ddp_step", least=1.2),
     row("FSDP2 2 ranks: step", 2, "fsdp", least=1.2),
 ]

@@ -2,6 +2,10 @@
 
 WHAT: all_reduce, all_gather, reduce_scatter (of BYTES of f32, in place or into a tensor), ddp (a step less the same step
 without communication), ddp_step, fsdp (a whole step). Prints on rank 0: WHAT, then the median in us.
+
+Steps of DDP zero their gradients in place, so that these stay in DDP's buckets in both kinds of step. Gradients that are
+dropped are new tensors after each step, which only the step with communication copies to the buckets: torch's own work,
+16 to 24 ms for 25 million parameters with a hook that does nothing.
 """
 
 import ctypes
@@ -44,8 +48,7 @@ def step(model, data):
     begun = time.perf_counter()
     model(data).sum().backward()
     seconds = time.perf_counter() - begun
-    for parameter in model.parameters():
-        parameter.grad = None
+    model.zero_grad(set_to_none=False)
     return seconds
 
 
