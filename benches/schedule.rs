@@ -22,6 +22,8 @@ fn request(collective: Collective, ranks: u32) -> Request {
         in_place: true,
         premultiply: false,
         hosts: (0..ranks).map(|rank| rank / RANKS_PER_HOST).collect(),
+        maps_host: false,
+        is_mapped: false,
     }
 }
 

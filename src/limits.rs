@@ -36,6 +36,10 @@ pub const WINDOW_BYTES_PER_THREAD: usize = 512 * 1024;
 pub const WINDOW_BYTES_MIN: usize = 16 << 10;
 pub const WINDOW_BYTES_MAX: usize = 16 << 20;
 
+/// Bytes of shared scratch memory of a round, at most. Longer calls are cut, and as many rounds as
+/// there are [`OPERATION_SLOTS`] are under way: 64 MiB in all.
+pub const SHARED_BYTES: u64 = 4 << 20;
+
 /// Default bytes of a chunk: large enough that the cost per message is below 1 % of its copy at
 /// 10 GB/s, small enough that four in flight stay inside a second-level cache.
 pub const CHUNK_BYTES_DEFAULT: usize = 256 * 1024;

@@ -143,6 +143,8 @@ fn request_of(collective: Collective, rank: u32, ranks: u32) -> Request {
         in_place: ranks > 1,
         premultiply: false,
         hosts: vec![0; ranks as usize],
+        maps_host: false,
+        is_mapped: false,
     }
 }
 

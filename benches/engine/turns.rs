@@ -92,7 +92,7 @@ fn connected(ranks: u32, algorithm: &str, bytes: usize, buffers: usize) -> Vec<P
     let contacts: std::sync::Arc<[Contact]> =
         places.iter().map(|place| place.engine.contact()).collect();
     for place in &mut places {
-        let begun = place.engine.connect(contacts.clone());
+        let begun = place.engine.connect(contacts.clone(), Vec::new());
         begun.expect("addresses of this process");
     }
     let mut waiting: Vec<usize> = (0..places.len()).collect();

@@ -142,6 +142,8 @@ pub fn candidates(
 ///     in_place: true,
 ///     premultiply: false,
 ///     hosts: (0..16).collect(),
+///     maps_host: false,
+///     is_mapped: false,
 /// };
 /// assert_eq!(predict(&request, 256 << 20, 1, false)?[0].algorithm.name, "rabenseifner");
 /// # Ok::<(), linerate::Error>(())
@@ -256,6 +258,8 @@ mod tests {
             in_place: false,
             premultiply: false,
             hosts: (0..ranks).map(|r| r / per_host).collect(),
+            maps_host: false,
+            is_mapped: false,
         }
     }
 

@@ -30,6 +30,10 @@ pub struct Request {
     pub premultiply: bool,
     /// Host index of every rank; ranks with equal ones share memory.
     pub hosts: Vec<u32>,
+    /// Whether the ranks of this rank's host map each other's memory. Equal on all ranks of a host.
+    pub maps_host: bool,
+    /// Whether those ranks map this rank's input and output.
+    pub is_mapped: bool,
 }
 
 impl Request {

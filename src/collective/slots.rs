@@ -273,6 +273,8 @@ mod tests {
             in_place: false,
             premultiply: false,
             hosts: vec![0; ranks as usize],
+            maps_host: false,
+            is_mapped: false,
         };
         let mut b = Builder::new("pairwise", 0, ranks, false);
         let exchanged = exchanged(&mut b, &request);

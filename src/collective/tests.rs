@@ -13,6 +13,10 @@ struct Case {
     in_place: bool,
     premultiply: bool,
     hosts: Vec<u32>,
+    /// Whether the ranks of a host map each other's memory: of even hosts, and of odd ones.
+    maps: [bool; 2],
+    /// Whether input and output are mapped: of even ranks, and of odd ones.
+    are_mapped: [bool; 2],
 }
 
 impl Case {
@@ -24,6 +28,8 @@ impl Case {
             in_place: false,
             premultiply: false,
             hosts: (0..ranks).map(|r| r / 4).collect(),
+            maps: [true, false],
+            are_mapped: [true, false],
         }
     }
 
@@ -36,6 +42,8 @@ impl Case {
             in_place: self.in_place,
             premultiply: self.premultiply,
             hosts: self.hosts.clone(),
+            maps_host: self.maps[self.hosts[rank as usize] as usize % 2],
+            is_mapped: self.are_mapped[rank as usize % 2],
         };
         request.check().expect("a good request");
         request
@@ -199,12 +207,16 @@ fn the_hierarchical_allreduce_takes_any_hosts() {
         vec![0, 0, 0, 1],
         vec![2, 0, 1, 0, 0, 2, 0],
     ] {
-        for in_place in [false, true] {
+        for code in 0..64 {
+            let [in_place, premultiply, even, odd, is_even, is_odd] =
+                std::array::from_fn(|bit| code >> bit & 1 == 1);
             let ranks = hosts.len() as u32;
-            let hosts = hosts.clone();
             let case = Case {
                 in_place,
-                hosts,
+                premultiply,
+                hosts: hosts.clone(),
+                maps: [even, odd],
+                are_mapped: [is_even, is_odd],
                 ..Case::new(algorithm, ranks)
             };
             case.check_counts(&counts(Collective::AllReduce, ranks));
@@ -359,6 +371,8 @@ fn a_request_that_cannot_be_built_is_refused_with_the_reason() {
     assert!(text(premultiply).contains("does not reduce"));
     let hosts = Request {
         hosts: vec![0],
+        maps_host: false,
+        is_mapped: false,
         ..good
     };
     assert!(text(hosts).contains("1 hosts given for 3 ranks"));

@@ -114,7 +114,10 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
         .zip(&hosts)
         .filter(|(_, host)| Some(**host) == own_host);
     let cores = here.fold(Cores::own(), |all, ((_, of_rank), _)| all.union(*of_rank));
-    engine.connect(parsed.into())?;
+    let rank = engine.rank();
+    let is_near = |&peer: &Rank| peer != rank && hosts.get(peer as usize) == own_host.as_ref();
+    let neighbours = (0..hosts.len() as Rank).filter(is_near).collect();
+    engine.connect(parsed.into(), neighbours)?;
     let mix = |hash: u64, byte: &u8| crate::prng::mix(hash ^ u64::from(*byte)).wrapping_add(hash);
     Ok(Common {
         identity: contacts.iter().flatten().fold(1, mix),
@@ -237,6 +240,7 @@ pub(super) fn finish(
         .count();
     let mut plans = Plans::new(rank, hosts.clone(), is_mapped, &config);
     let readers = fetching::readers(engine.transport(), rank, ranks);
+    plans.maps_host = engine.maps_host();
     plans.is_fetched = ranks > 1 && readers.len() as u32 == ranks - 1;
     if let Some(models) = &common.models {
         plans.use_models(models, common.cores.count());

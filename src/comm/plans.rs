@@ -31,6 +31,7 @@ enum Key {
         algorithm: u32,
         root: Rank,
         in_place: bool,
+        is_mapped: bool,
         premultiply: bool,
         lists: Lists,
     },
@@ -46,6 +47,7 @@ struct Recent {
     premultiply: bool,
     root: Rank,
     in_place: bool,
+    is_mapped: bool,
     algorithm: Option<String>,
 }
 
@@ -64,6 +66,8 @@ pub(super) struct Plans {
     pub threads: u32,
     /// All other ranks fetch long messages of memory that is not registered from where they lie.
     pub is_fetched: bool,
+    /// All ranks of this host map each other's memory.
+    pub maps_host: bool,
     rank: Rank,
     ranks: u32,
     hosts: Vec<u32>,
@@ -103,6 +107,7 @@ impl Plans {
         Plans {
             threads: 1,
             is_fetched: false,
+            maps_host: mapped,
             rank,
             ranks,
             hosts,
@@ -148,12 +153,13 @@ impl Plans {
         }
     }
 
-    /// The schedules of a call that has been checked.
-    pub fn plan(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
+    /// The schedules of a call that has been checked. `is_mapped`: whether its buffers are, by the
+    /// other ranks of this host.
+    pub fn plan(&mut self, call: &Call, in_place: bool, is_mapped: bool) -> Result<Plan> {
         match call.collective {
             Collective::SendRecv => return self.plan_transfers(call),
             of if of == Collective::AllToAllV || of.has_part_lengths() => {
-                return self.plan_anew(call, in_place);
+                return self.plan_anew(call, in_place, is_mapped);
             }
             _ => {}
         }
@@ -162,7 +168,8 @@ impl Plans {
             known.count == call.count
                 && (known.collective, known.dtype, known.root)
                     == (call.collective, call.dtype, call.root)
-                && (known.in_place, known.premultiply) == (in_place, premultiply)
+                && (known.in_place, known.is_mapped) == (in_place, is_mapped)
+                && known.premultiply == premultiply
                 && known.algorithm.as_deref() == call.algorithm
         };
         if let Some(index) = self.recent.iter().position(|(known, _)| is_same(known)) {
@@ -171,7 +178,7 @@ impl Plans {
             }
             return Ok(self.recent[0].1.clone());
         }
-        let plan = self.plan_anew(call, in_place)?;
+        let plan = self.plan_anew(call, in_place, is_mapped)?;
         let known = Recent {
             collective: call.collective,
             count: call.count,
@@ -179,6 +186,7 @@ impl Plans {
             premultiply,
             root: call.root,
             in_place,
+            is_mapped,
             algorithm: call.algorithm.map(String::from),
         };
         self.recent.truncate(RECENT_CALLS - 1);
@@ -211,8 +219,11 @@ impl Plans {
         })
     }
 
-    fn plan_anew(&mut self, call: &Call, in_place: bool) -> Result<Plan> {
-        let request = self.request(call, in_place);
+    fn plan_anew(&mut self, call: &Call, in_place: bool, is_mapped: bool) -> Result<Plan> {
+        let request = Request {
+            is_mapped,
+            ..self.request(call, in_place)
+        };
         request.check()?;
         let (algorithm, is_forced) = self.algorithm(call, &request)?;
         if self.debug {
@@ -283,6 +294,8 @@ impl Plans {
             in_place,
             premultiply: call.collective.is_reducing() && call.op.factor().is_some(),
             hosts: self.hosts.clone(),
+            maps_host: self.maps_host,
+            is_mapped: false,
         }
     }
 
@@ -336,6 +349,7 @@ impl Plans {
             algorithm: place,
             root: request.root,
             in_place: request.in_place,
+            is_mapped: request.is_mapped,
             premultiply: request.premultiply,
             lists,
         };

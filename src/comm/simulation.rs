@@ -51,7 +51,7 @@ impl Simulation {
             .collect::<Result<_>>()?;
         let contacts: Arc<[Contact]> = engines.iter().map(Engine::contact).collect();
         for engine in &mut engines {
-            engine.connect(contacts.clone())?;
+            engine.connect(contacts.clone(), Vec::new())?;
         }
         let mut waiting: Vec<usize> = (0..engines.len()).collect();
         while !waiting.is_empty() {

@@ -276,7 +276,11 @@ fn prepare(
     } = inside;
     let checked = check(call, engine.rank(), engine.ranks())?;
     *unregistered_bytes += checked.unregistered_bytes;
-    let plan = plans.plan(call, checked.in_place)?;
+    let is_mapped = plans.maps_host
+        && [checked.input, checked.output]
+            .iter()
+            .all(|view| view.is_empty() || engine.is_mappable(view.key()));
+    let plan = plans.plan(call, checked.in_place, is_mapped)?;
     let (arguments, slots) = (bind::arguments(call, &checked), bind::slots(call));
     if let (true, None, Cow::Borrowed(slots)) = (is_blocking, &held, &slots)
         && let Some(at_once) =

@@ -44,7 +44,7 @@ impl Engine {
         let can_run = |prepared: &Arc<Prepared>| {
             let segment = || self.segment_elements(prepared, &arguments, slots);
             !prepared.has_messages
-                && (!prepared.uses_windows || segment().is_ok_and(|e| e >= arguments.count))
+                && (!prepared.is_cut() || segment().is_ok_and(|e| e >= arguments.count))
         };
         let is_collective = arguments.collective != Collective::SendRecv;
         let is_possible = is_collective && arguments.count <= COUNT_MAX && can_run(prepared);

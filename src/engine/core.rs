@@ -113,10 +113,17 @@ impl Engine {
         self.driver.links.contact()
     }
 
-    /// Begins to connect to every rank. `contacts` has one entry per rank. The caller then calls
-    /// [`Engine::poll_connect`] until it returns true.
-    pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
-        self.driver.links.connect(contacts)
+    /// Begins to connect to every rank. `contacts` has one entry per rank; `neighbours` are the
+    /// other ranks of this host. The caller then calls [`Engine::poll_connect`] until it returns
+    /// true.
+    pub fn connect(&mut self, contacts: Arc<[Contact]>, neighbours: Vec<Rank>) -> Result<()> {
+        self.driver.links.connect(contacts, neighbours)
+    }
+
+    /// Whether all ranks of this host map each other's memory; known when operations can start, and
+    /// equal on all ranks of the host.
+    pub fn maps_host(&self) -> bool {
+        self.driver.links.maps_host
     }
 
     /// Goes on with connecting; true when operations can start.
@@ -176,6 +183,13 @@ impl Engine {
     /// When the transport must be driven again even if nothing arrives.
     pub fn next_timeout(&self) -> Option<Time> {
         self.driver.links.transport.next_timeout()
+    }
+
+    /// Whether peers on this host can map the region with this key.
+    #[inline]
+    pub fn is_mappable(&self, key: RegionKey) -> bool {
+        let transport = self.driver.links.transport.as_ref();
+        key.is_some() && (transport.capabilities().mapped || transport.is_mappable(key))
     }
 
     /// Registers a region. Where peers would map a region that is not shared memory, this returns

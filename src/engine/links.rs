@@ -2,6 +2,7 @@
 //! Signals, retirement counts and control messages go through here.
 
 use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
+use super::signature::Signature;
 use super::tag::{self, Token};
 use crate::error::{Error, Result};
 use crate::kernel;
@@ -9,12 +10,16 @@ use crate::limits::{
     CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS, URGENT_MESSAGES, WINDOW_BYTES_MIN,
 };
 use crate::memory::{Region, RegionKey, View};
-use crate::schedule::Lane;
+use crate::schedule::{Lane, ROLL_CALL};
 use crate::time::Time;
 use crate::transport::{Address, Event, PostError, RemoteRange, Transport};
 use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
 use std::sync::Arc;
+
+/// The number and the lane of what ranks of a host tell each other before the first operation. Its
+/// lines are those of a roll call, which needs that all ranks are on one host.
+const AGREEMENT: (u64, Lane) = ((1 << 40) + OPERATION_SLOTS - 1, ROLL_CALL);
 
 /// What a rank tells its peers before the first operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +71,13 @@ pub struct Links {
     peers: Vec<Peer>,
     /// By rank; none before [`Links::connect`].
     contacts: Arc<[Contact]>,
+    /// The other ranks whose memory may be mapped here: all, or those of this host, or none. Only
+    /// these signal.
+    pub mappable: Vec<Rank>,
+    /// Whether all ranks of this host map each other's memory. Final when all peers are connected.
+    pub maps_host: bool,
+    /// Of `mappable`, how many have been told whether this rank maps all others of its host.
+    told: u16,
     gone_count: u32,
     /// Messages with tags that came before every peer was connected.
     pub unmatched: Vec<(Rank, u64)>,
@@ -110,6 +122,9 @@ impl Links {
             window_bytes,
             peers: (0..ranks).map(|_| Peer::default()).collect(),
             contacts: Arc::default(),
+            mappable: Vec::new(),
+            maps_host: capabilities.mapped,
+            told: 0,
             gone_count: 0,
             unmatched: Vec::new(),
             transport,
@@ -132,8 +147,14 @@ impl Links {
         }
     }
 
-    /// Begins to connect to every rank.
-    pub fn connect(&mut self, contacts: Arc<[Contact]>) -> Result<()> {
+    /// Begins to connect to every rank. `neighbours`: the other ranks of this host.
+    pub fn connect(&mut self, contacts: Arc<[Contact]>, neighbours: Vec<Rank>) -> Result<()> {
+        let capabilities = self.transport.capabilities();
+        self.mappable = match (capabilities.mapped, capabilities.host_mapped) {
+            (true, _) => self.others().collect(),
+            (false, true) => neighbours,
+            (false, false) => Vec::new(),
+        };
         for (peer, contact) in (0..self.ranks).zip(&contacts[..]) {
             self.transport.connect(peer, &contact.address)?;
         }
@@ -168,6 +189,7 @@ impl Links {
             }
             is_ready &= is_known;
         }
+        is_ready = is_ready && self.agree_on_host()?;
         if is_ready {
             for peer in self.others() {
                 self.post_control_receive(peer)?;
@@ -176,11 +198,48 @@ impl Links {
         Ok(is_ready)
     }
 
+    /// Finds out whether all ranks of this host map each other's memory. Two of them may not (other
+    /// users, a sandbox), which the others do not see: so each tells the others whether it maps
+    /// them all. False: some have not told yet.
+    fn agree_on_host(&mut self) -> Result<bool> {
+        if self.transport.capabilities().mapped || self.mappable.is_empty() {
+            return Ok(true);
+        }
+        let mappable = std::mem::take(&mut self.mappable);
+        let maps_all = mappable.iter().all(|&peer| self.transport.maps(peer));
+        let (sequence, lane) = AGREEMENT;
+        let line = Line {
+            stamp: Line::stamp_of(sequence, 0),
+            signature: Signature(0),
+            payload: std::array::from_fn(|_| u64::from(maps_all)),
+        };
+        let mut told = self.told;
+        let sent = self.signal(&mappable[told as usize..], AGREEMENT, &line, &mut told);
+        (self.mappable, self.told) = (mappable, told);
+        let has_told = |peer: Rank| self.arrived(peer, sequence, lane).is_some();
+        let is_known = |&peer: &Rank| has_told(peer) || self.gone(peer).is_some();
+        if !sent? || !self.mappable.iter().all(is_known) {
+            return Ok(false);
+        }
+        let says_yes = |peer: Rank| kernel::load::<u64>(self.mail(peer, sequence, lane), 0) == 1;
+        let answers = self.mappable.iter();
+        let is_yes = |&peer: &Rank| has_told(peer) && says_yes(peer);
+        self.maps_host = maps_all && answers.clone().all(is_yes);
+        // What is left of the lines would be taken for the latest operation of the peers.
+        answers.for_each(|&peer| {
+            let offset = self.layout.line(sequence, lane, peer);
+            kernel::store(self.control.part(offset, CACHE_LINE_BYTES), 0, 0u64);
+        });
+        Ok(true)
+    }
+
     /// Makes this rank's control memory and window known to a connected peer, and maps the peer's.
     /// True when both are done.
     fn map_peer(&mut self, peer: Rank) -> Result<bool> {
         let capabilities = self.transport.capabilities();
-        let (store_signals, mapped) = (capabilities.store_signals, capabilities.mapped);
+        let mapped = capabilities.mapped;
+        let store_signals =
+            capabilities.store_signals || (capabilities.host_mapped && self.transport.maps(peer));
         let contact = &self.contacts[peer as usize];
         let (their_control, their_window) = (contact.control_key, contact.window_key);
         for (key, needed) in [(self.control_key, true), (self.window_key, mapped)] {
@@ -224,7 +283,7 @@ impl Links {
         let offset = self.layout.line(sequence, lane, self.rank);
         for &peer in peers {
             let Some(control) = self.peers[peer as usize].control else {
-                // Signals are stores to all peers or to none.
+                // Signals of one step are stores to all its peers or to none.
                 return self.send_lines(peers, sequence, (line, offset), done);
             };
             line.store(control, offset);
@@ -288,12 +347,7 @@ impl Links {
 
     /// The signature in a peer's line, if that line has arrived.
     #[inline]
-    pub fn arrived(
-        &self,
-        peer: Rank,
-        sequence: u64,
-        lane: Lane,
-    ) -> Option<super::signature::Signature> {
+    pub fn arrived(&self, peer: Rank, sequence: u64, lane: Lane) -> Option<Signature> {
         Line::arrived(
             self.control,
             self.layout.line(sequence, lane, peer),
@@ -310,7 +364,7 @@ impl Links {
         sequence: u64,
         lane: Lane,
         looks: u32,
-    ) -> Option<super::signature::Signature> {
+    ) -> Option<Signature> {
         let offset = self.layout.line(sequence, lane, peer);
         let (signature, core) = Line::arrived_within(self.control, offset, sequence + 1, looks)?;
         if self.core != 0 {
@@ -364,7 +418,7 @@ impl Links {
     }
 
     /// The latest operation of which a peer has sent a signal, and its signature there.
-    pub fn last_signal(&self, peer: Rank) -> Option<(u64, super::signature::Signature)> {
+    pub fn last_signal(&self, peer: Rank) -> Option<(u64, Signature)> {
         let lines =
             (0..OPERATION_SLOTS).flat_map(|slot| (0..LANES as Lane).map(move |lane| (slot, lane)));
         let lines = lines.map(|(slot, lane)| self.layout.line(slot, lane, peer));

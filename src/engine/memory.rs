@@ -33,6 +33,8 @@ pub struct Memory {
     window_offsets: Vec<usize>,
     pub peers: Vec<PeerBuffers>,
     pub scratch: Option<Lent>,
+    /// The part of `scratch` that peers reach instead of input and output; empty if there is none.
+    pub shared: View,
     /// Where `scratch` was when the buffers last got their memory.
     scratch_at: View,
 }
@@ -46,6 +48,7 @@ impl Memory {
             window_offsets: Vec::new(),
             peers: Vec::new(),
             scratch: None,
+            shared: View::empty(),
             scratch_at: View::empty(),
         }
     }
@@ -94,6 +97,7 @@ impl Memory {
         let (mut window_at, mut scratch_at) = (0usize, 0usize);
         self.buffers.clear();
         self.window_offsets.clear();
+        self.shared = View::empty();
         for buffer in &program.prepared.schedule.buffers {
             let mut offset = 0;
             let view = match buffer {
@@ -106,11 +110,14 @@ impl Memory {
                     window_at += bytes;
                     window_slot.part(offset, bytes)
                 }
-                Buffer::Scratch(extent) => {
+                Buffer::Scratch(extent) | Buffer::Shared(extent) => {
                     let elements = program.scratch_elements(self.buffers.len(), extent);
                     let bytes = padded(elements, element) as usize;
                     let view = scratch.part(scratch_at, bytes);
                     scratch_at += bytes;
+                    if matches!(buffer, Buffer::Shared(_)) {
+                        self.shared = view;
+                    }
                     view
                 }
             };

@@ -126,14 +126,16 @@ pub struct Prepared {
     pub algorithm: u32,
     /// Whether flag lines or windows are used.
     pub uses_signals: bool,
-    /// Whether ranks reach each other's inputs or outputs, so that all must be registered. It is a
-    /// property of the algorithm: this rank itself may reach no peer's.
+    /// Whether all inputs and outputs must be registered. It is a property of the algorithm: this
+    /// rank itself may reach no peer's.
+    pub needs_registered: bool,
+    /// Whether ranks reach each other's inputs or outputs, or what stands in for them.
     pub reaches_buffers: bool,
     /// How many steps are on lane 0: these tell where memory is, and whether it is registered.
     pub arrivals: u32,
-    /// Whether the schedule stages through windows, so that a large call must be cut into segments.
+    /// Whether the schedule stages through windows.
     pub uses_windows: bool,
-    /// Whether it has scratch buffers.
+    /// Whether it has scratch buffers, of either kind.
     pub uses_scratch: bool,
     /// Whether it sends or receives.
     pub has_messages: bool,
@@ -165,19 +167,20 @@ pub struct Prepared {
 
 impl Prepared {
     /// Prepares a schedule.
-    pub fn new(schedule: Schedule, algorithm: u32, reaches_buffers: bool) -> Prepared {
+    pub fn new(schedule: Schedule, algorithm: u32, needs_registered: bool) -> Prepared {
         let steps = &schedule.steps;
         let has = |is_it: fn(&Buffer) -> bool| schedule.buffers.iter().any(is_it);
         let mut prepared = Prepared {
             algorithm,
             uses_signals: schedule.uses_signals(),
             uses_windows: has(|buffer| matches!(buffer, Buffer::Window(_))),
-            uses_scratch: has(|buffer| matches!(buffer, Buffer::Scratch(_))),
+            uses_scratch: has(|b| matches!(b, Buffer::Scratch(_) | Buffer::Shared(_))),
             has_messages: steps.iter().any(is_message),
             has_others: has(|buffer| matches!(buffer, Buffer::Caller(_))),
             moves_memory: has(|buffer| !matches!(buffer, Buffer::Input | Buffer::Output)),
             rings: rings_of(&schedule),
-            reaches_buffers,
+            needs_registered,
+            reaches_buffers: needs_registered || steps.iter().any(reaches_a_peer),
             arrivals: steps.iter().filter(|s| is_arrival(&s.action)).count() as u32,
             runs: steps.iter().map(run_of).collect(),
             whole: start(&schedule, |_| true),
@@ -333,14 +336,47 @@ impl Prepared {
         }
     }
 
-    /// Bytes of window memory that a round of this count needs.
-    pub fn window_bytes(&self, count: &Count<'_>, element_bytes: usize) -> u64 {
+    /// Whether a large call must be cut into segments, because some rank may stage it.
+    pub fn is_cut(&self) -> bool {
+        self.uses_windows || self.may_share()
+    }
+
+    /// Whether shared memory may stand in for the input and output of some rank.
+    fn may_share(&self) -> bool {
+        self.reaches_buffers && !self.needs_registered
+    }
+
+    /// Bytes that a round of this count needs: of window memory, and of shared memory on ranks that
+    /// need it.
+    pub fn staging_bytes(&self, count: &Count<'_>, element_bytes: usize) -> [u64; 2] {
         let buffers = self.schedule.buffers.iter();
-        let bytes = buffers.map(|buffer| match buffer {
+        let windows = buffers.map(|buffer| match buffer {
             Buffer::Window(extent) => padded(extent.length_max(count), element_bytes),
             _ => 0,
         });
-        bytes.sum()
+        let shared = match self.may_share() {
+            true => padded(count.count, element_bytes),
+            false => 0,
+        };
+        [windows.sum(), shared]
+    }
+}
+
+/// Whether a step reaches a peer's input or output.
+fn reaches_a_peer(step: &Step) -> bool {
+    let is_callers = |range: &Range| [BufferId::INPUT, BufferId::OUTPUT].contains(&range.buffer);
+    match &step.action {
+        Action::Get { source, .. } => is_callers(source),
+        Action::Put { destination, .. } => is_callers(destination),
+        Action::ReduceFrom {
+            sources,
+            destinations,
+            ..
+        } => sources
+            .iter()
+            .chain(destinations)
+            .any(|operand| matches!(operand, Operand::Peer(_, range) if is_callers(range))),
+        _ => false,
     }
 }
 

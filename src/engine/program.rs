@@ -248,6 +248,11 @@ impl Program {
         }
     }
 
+    /// The first byte of the caller's buffers that the round is for.
+    pub fn segment_at(&self) -> u64 {
+        self.segment.offset << self.shift
+    }
+
     /// The action of a step.
     pub fn action(&self, step: StepId) -> &Action {
         &self.prepared.schedule.steps[step as usize].action
@@ -514,7 +519,9 @@ impl Program {
         let element = self.dtype.size_bytes();
         let buffers = self.prepared.schedule.buffers.iter().enumerate();
         let bytes = buffers.map(|(number, buffer)| match buffer {
-            Buffer::Scratch(extent) => padded(self.scratch_elements(number, extent), element),
+            Buffer::Scratch(extent) | Buffer::Shared(extent) => {
+                padded(self.scratch_elements(number, extent), element)
+            }
             _ => 0,
         });
         bytes.sum()

@@ -185,7 +185,7 @@ impl Round {
     /// Whether this rank knows if all memory that the round may reach is registered.
     pub fn is_decided(&self) -> bool {
         let prepared = &self.program.prepared;
-        self.is_redirected || !prepared.reaches_buffers || self.arrivals == prepared.arrivals
+        self.is_redirected || !prepared.needs_registered || self.arrivals == prepared.arrivals
     }
 
     /// The number of a message of this round to or from a peer.

@@ -2,6 +2,7 @@
 
 use super::arguments::signature_of;
 use super::core::Engine;
+use super::links::Links;
 use super::round::{Round, RoundId, RoundOf};
 use super::suspect::name_ranks;
 use crate::error::{Error, Result};
@@ -60,13 +61,13 @@ impl Engine {
         }
     }
 
-    /// Whether every peer has retired the operation that used the slot of this one.
+    /// Whether every peer that signals has retired the operation that used the slot of this one.
     pub(super) fn is_retired_by_all(&mut self, sequence: u64) -> bool {
         if self.numbers.is_slot_free(sequence) {
             return true;
         }
         let links = &self.driver.links;
-        let least = links.others().map(|p| links.retired_by(p)).min();
+        let least = (links.mappable.iter()).map(|&p| links.retired_by(p)).min();
         let least = least.unwrap_or(u64::MAX);
         if least > self.numbers.retired_by_all {
             self.refresh_later(self.rounds.len(), self.now);
@@ -142,7 +143,7 @@ impl Engine {
     fn next_segment(&mut self, index: usize) -> Result<(u64, u64)> {
         let task = &self.tasks[index];
         let call = task.call.as_ref().expect("running tasks have calls");
-        if !call.prepared.uses_windows {
+        if !call.prepared.is_cut() {
             return Ok((call.arguments.count, 0));
         }
         if task.segment_elements == 0 {
@@ -288,7 +289,7 @@ impl Engine {
         self.driver.retired = self.numbers.retire(sequence, uses_signals);
         if self.numbers.is_publishing_due() {
             self.publishing.to.clear();
-            self.publishing.to.extend(self.driver.links.others());
+            (self.publishing.to).extend_from_slice(&self.driver.links.mappable);
             self.publish();
             self.has_chores |= !self.publishing.to.is_empty();
         }
@@ -319,8 +320,11 @@ impl Engine {
     /// does not wait for a count and sleeps on.
     pub(super) fn wake_published(&mut self) {
         self.publishing.is_quiet = false;
-        for peer in self.driver.links.others() {
-            self.driver.links.transport.notify_of_count(peer);
-        }
+        let Links {
+            mappable,
+            transport,
+            ..
+        } = &mut self.driver.links;
+        mappable.iter().for_each(|&p| transport.notify_of_count(p));
     }
 }

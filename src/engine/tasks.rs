@@ -7,7 +7,7 @@ use super::round::RoundId;
 use super::tag::ROUNDS_MAX;
 use super::task::{TaskCall, TaskId};
 use crate::error::{Error, Result};
-use crate::limits::COUNT_MAX;
+use crate::limits::{COUNT_MAX, SHARED_BYTES};
 use crate::schedule::Count;
 use crate::time::Time;
 use crate::types::Collective;
@@ -58,7 +58,7 @@ impl Engine {
     }
 
     /// Fails if a task may not start. Returns the elements of each of its rounds if they are staged
-    /// through windows, else 0.
+    /// through windows or shared scratch memory, else 0.
     pub(super) fn admit(&mut self, call: &TaskCall, now: Time) -> Result<u64> {
         self.check()?;
         if let Some(gone) = self.driver.links.first_failed() {
@@ -74,7 +74,7 @@ impl Engine {
                 "{count} elements: at most {COUNT_MAX}"
             )));
         }
-        let segment_elements = match call.prepared.uses_windows {
+        let segment_elements = match call.prepared.is_cut() {
             true => self.segment_elements(&call.prepared, &call.arguments, &call.slots)?,
             false => 0,
         };
@@ -145,7 +145,7 @@ impl Engine {
         self.tasks.end(index, result, self.failing.cause.as_ref());
     }
 
-    /// Elements of one segment of a call that is staged through windows.
+    /// Elements of one segment of a call that is staged through windows or shared scratch memory.
     pub(super) fn segment_elements(
         &self,
         prepared: &Prepared,
@@ -154,7 +154,10 @@ impl Engine {
     ) -> Result<u64> {
         let element = arguments.dtype.size_bytes();
         let limit = self.config.window_bytes as u64;
-        let fits = |count: u64| prepared.window_bytes(&Count { count, slots }, element) <= limit;
+        let fits = |count: u64| {
+            let [window, shared] = prepared.staging_bytes(&Count { count, slots }, element);
+            window <= limit && shared <= SHARED_BYTES
+        };
         if fits(arguments.count) {
             return Ok(arguments.count.max(1));
         }

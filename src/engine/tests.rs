@@ -49,7 +49,7 @@ impl Job {
         let contacts: Arc<[Contact]> = engines.iter().map(Engine::contact).collect();
         engines
             .iter_mut()
-            .for_each(|e| e.connect(contacts.clone()).unwrap());
+            .for_each(|e| e.connect(contacts.clone(), Vec::new()).unwrap());
         while !engines
             .iter_mut()
             .map(|e| e.poll_connect(world.now()).unwrap())

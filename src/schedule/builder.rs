@@ -73,6 +73,14 @@ impl Builder {
         self.buffer(Buffer::Window(extent))
     }
 
+    /// A buffer that peers on the host reach instead of this rank's input and output. They learn
+    /// from its first signal where it lies.
+    pub fn shared(&mut self, extent: Extent) -> BufferId {
+        let is_first = !(self.schedule.buffers.iter()).any(|b| matches!(b, Buffer::Shared(_)));
+        assert!(is_first, "a schedule has at most one shared buffer");
+        self.buffer(Buffer::Shared(extent))
+    }
+
     /// Another buffer of the caller, by its number.
     pub fn caller(&mut self, number: u16) -> BufferId {
         self.buffer(Buffer::Caller(number))

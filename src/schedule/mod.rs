@@ -32,7 +32,7 @@ mod print;
 mod range;
 
 pub use crate::types::{Combine, Finish};
-pub use builder::Builder;
+pub use builder::{Builder, ROLL_CALL};
 pub use check::{CheckError, CheckReport, Fault, Spec, Value, check};
 pub use range::{Count, Extent, Point, Range};
 
@@ -72,6 +72,9 @@ pub enum Buffer {
     /// Memory of the engine that every peer on the host maps, at the same place of every rank's
     /// window slot; as long as a [`Buffer::Scratch`] of the same extent.
     Window(Extent),
+    /// As [`Buffer::Scratch`], and peers on the host that reach this rank's input or output reach
+    /// this buffer instead. A schedule has at most one.
+    Shared(Extent),
 }
 
 /// How dependencies combine.

@@ -24,6 +24,7 @@ impl fmt::Display for Schedule {
                 Buffer::Caller(number) => writeln!(f, "  %{index} caller's buffer {number}")?,
                 Buffer::Scratch(extent) => writeln!(f, "  %{index} scratch[{extent}]")?,
                 Buffer::Window(extent) => writeln!(f, "  %{index} window[{extent}]")?,
+                Buffer::Shared(extent) => writeln!(f, "  %{index} shared[{extent}]")?,
             }
         }
         for (index, step) in self.steps.iter().enumerate() {

@@ -14,6 +14,16 @@ pub trait Mapping {
         Ok(None)
     }
 
+    /// Whether [`Mapping::mapped`] gives the regions of a peer that is connected.
+    fn maps(&self, _peer: Rank) -> bool {
+        false
+    }
+
+    /// Whether peers of which [`Mapping::maps`] holds can map the region that has this key.
+    fn is_mappable(&self, _key: RegionKey) -> bool {
+        false
+    }
+
     /// A mapped region is used until the connection ends: a peer that deregisters it fails.
     fn pin(&mut self, _peer: Rank, _key: RegionKey) {}
 

@@ -8,8 +8,8 @@
 //! before the first post. Where that fails (other users, a sandbox), the rank that notices calls
 //! the other one over the far provider, and the other one then does without memory too. Both must
 //! have mapped before either is connected, so that they agree. Regions are registered with both
-//! providers, under one key. The router maps nothing, so that a schedule need not know which rank
-//! is where: signals are puts, which cost a store within a host.
+//! providers, under one key. A schedule may reach the memory of peers on this host where all its
+//! ranks map each other, which the engine finds out (`engine/links.rs`).
 //!
 //! One thread sleeps on both: the far provider's descriptor, and an eventfd that ranks of this host
 //! write to while the words of shared memory say that somebody sleeps.
@@ -200,6 +200,7 @@ fn both(shm: &Capabilities, far: &Capabilities) -> Capabilities {
         },
         one_host: false,
         mapped: false,
+        host_mapped: true,
         store_signals: false,
         shared_regions: true,
         inline_bytes: shm.inline_bytes.min(far.inline_bytes),
@@ -397,12 +398,31 @@ impl Rma for Router {
 }
 
 impl Mapping for Router {
+    fn mapped(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
+        match self.maps(peer) {
+            true => self.shm.mapped(peer, key),
+            false => Ok(None),
+        }
+    }
+
+    fn maps(&self, peer: Rank) -> bool {
+        self.ways.get(peer as usize) == Some(&Way::Memory)
+    }
+
+    fn is_mappable(&self, key: RegionKey) -> bool {
+        self.shm.is_mappable(key)
+    }
+
+    fn pin(&mut self, peer: Rank, key: RegionKey) {
+        self.shm.pin(peer, key);
+    }
+
     fn release_freed(&mut self) {
         self.shm.release_freed();
     }
 
     fn fetches(&self, peer: Rank, bytes: usize) -> bool {
-        self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.fetches(peer, bytes)
+        self.maps(peer) && self.shm.fetches(peer, bytes)
     }
 
     fn sends_in_place(&self, peer: Rank, source: &View) -> bool {
@@ -414,13 +434,20 @@ impl Mapping for Router {
 
     #[inline]
     fn has_withdrawn(&self, peer: Rank) -> bool {
-        self.ways.get(peer as usize) == Some(&Way::Memory) && self.shm.has_withdrawn(peer)
+        self.maps(peer) && self.shm.has_withdrawn(peer)
     }
 }
 
 impl Signals for Router {
     fn notify(&mut self, peer: Rank) {
         self.to(peer).notify(peer);
+    }
+
+    fn notify_signals(&mut self, peers: &[Rank]) {
+        match peers.iter().all(|&peer| self.maps(peer)) {
+            true => self.shm.notify_signals(peers),
+            false => peers.iter().for_each(|&peer| self.notify(peer)),
+        }
     }
 
     fn notify_of_count(&mut self, peer: Rank) {

@@ -6,6 +6,7 @@
 
 mod batches;
 mod exchange;
+mod hosts;
 mod joined;
 mod lists;
 mod queue;

@@ -3,7 +3,7 @@
 //! is none.
 
 use crate::work::{self, counts};
-use linerate::Communicator;
+use linerate::{Collective, Communicator, DataType};
 use linerate_children::{Child, end, free_address, rank, text, within};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
@@ -18,6 +18,14 @@ pub fn sums(comm: &Communicator) {
     for round in 0..30 {
         work::sum(comm, &buffer, [1, 500, 300_000][round as usize % 3], round).unwrap();
     }
+    // Nobody takes for mapped what only some ranks map.
+    let part = buffer.range(..1000);
+    part.write(0, &[u64::from(comm.rank()) + 1; 1000]).unwrap();
+    let sum = comm.collective(Collective::AllReduce, DataType::U64, 1000);
+    let sum = sum.algorithm("hierarchical").input(&part).output(&part);
+    sum.run().unwrap();
+    let expected = u64::from((1..=comm.ranks()).sum::<u32>());
+    assert_eq!(part.to_vec().unwrap(), [expected; 1000]);
     comm.barrier().unwrap();
     println!("TRANSPORT {}", comm.transport());
     for (name, count) in comm.transport_counts() {

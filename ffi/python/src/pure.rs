@@ -48,6 +48,8 @@ pub fn schedule(
         in_place,
         premultiply: false,
         hosts: hosts_of(hosts, ranks),
+        maps_host: true,
+        is_mapped: true,
     };
     request.check().or_raise(py)?;
     Ok(py.detach(|| (algorithm.build)(&request).to_string()))
@@ -88,6 +90,8 @@ pub fn cost<'py>(
         in_place: false,
         premultiply: false,
         hosts: hosts_of(hosts, ranks),
+        maps_host: true,
+        is_mapped: true,
     };
     let bytes = count.saturating_mul(dtype.size_bytes() as u64);
     let cores = cores.unwrap_or(ranks);

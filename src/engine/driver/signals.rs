@@ -8,6 +8,7 @@ use crate::engine::round::Round;
 use crate::engine::signature::Signature;
 use crate::engine::step_state::NONE;
 use crate::error::{Error, Result};
+use crate::memory::View;
 use crate::schedule::{Action, Lane, StepId};
 use crate::types::Rank;
 
@@ -26,7 +27,7 @@ impl Driver {
             *round.progress.peers_done(step) = done;
             return Ok(Ran::NotYet);
         }
-        if to.have_binding {
+        if to.have_binding && round.program.prepared.needs_registered {
             return Ok(arrive(round, self.binding_of(round).is_registered));
         }
         Ok(Ran::Whole)
@@ -64,11 +65,12 @@ impl Driver {
 
     pub fn binding_of(&self, round: &Round) -> Binding {
         let (input, output) = (round.memory.buffers[0], round.memory.buffers[1]);
+        let [(reached_input, at), (reached_output, _)] = reached(round);
         Binding {
-            input_key: input.key(),
-            output_key: output.key(),
-            input_offset: input.offset(),
-            output_offset: output.offset(),
+            input_key: reached_input.key(),
+            output_key: reached_output.key(),
+            input_offset: reached_input.offset() + at,
+            output_offset: reached_output.offset() + at,
             is_registered: !round.program.prepared.has_others
                 && [input, output]
                     .iter()
@@ -87,9 +89,9 @@ impl Driver {
         Ok(true)
     }
 
-    /// Makes this rank's registered buffers known to a peer; false: no room now.
+    /// Makes the registered buffers that a peer may reach known to it; false: no room now.
     pub(super) fn export(&mut self, round: &Round, peer: Rank) -> Result<bool> {
-        for view in &round.memory.buffers[..2] {
+        for (view, _) in &reached(round) {
             if view.key().is_some() {
                 match self.links.transport.export(peer, view.key()) {
                     Ok(()) => {}
@@ -114,7 +116,7 @@ impl Driver {
             *round.progress.peers_done(step) = done;
             return Ok(Ran::NotYet);
         }
-        if from.have_binding {
+        if from.have_binding && round.program.prepared.needs_registered {
             let sequence = round.order;
             let is_registered = |peer: &Rank| self.links.binding(*peer, sequence).is_registered;
             let are_registered = round.program.peers_of(from).iter().all(is_registered);
@@ -212,6 +214,16 @@ impl Driver {
 #[inline]
 fn sequence_of(round: &Round) -> u64 {
     round.sequence().expect("only collectives have signals")
+}
+
+/// What peers reach as this rank's input and output, and where this round begins in it, in bytes:
+/// the caller's buffers, or shared memory instead.
+fn reached(round: &Round) -> [(View, u64); 2] {
+    let memory = &round.memory;
+    match memory.shared.is_empty() {
+        true => [0, 1].map(|buffer| (memory.buffers[buffer], round.program.segment_at())),
+        false => [(memory.shared, 0); 2],
+    }
 }
 
 /// A step on lane 0 has completed. If memory that peers would reach is not registered, each rank of

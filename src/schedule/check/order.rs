@@ -50,7 +50,8 @@ pub(super) fn check_order(world: &World<'_>, trace: &Trace) -> Result<(), CheckE
     }
     for (storage, mut list) in accesses.into_iter().enumerate() {
         let (owner, buffer) = world.owner(storage);
-        if buffer == BufferId::INPUT || buffer == BufferId::OUTPUT {
+        let is_reached = |of| order.world.reached(owner, of) == buffer;
+        if is_reached(BufferId::INPUT) || is_reached(BufferId::OUTPUT) {
             order.check_lifetimes(owner, &list)?;
         }
         list.sort_by_key(|(_, touch)| touch.start);

@@ -102,7 +102,7 @@ impl<'a> World<'a> {
                     Buffer::Input => input,
                     Buffer::Output => output,
                     Buffer::Caller(number) => count.slots[1 + usize::from(*number)],
-                    Buffer::Scratch(extent) | Buffer::Window(extent) => {
+                    Buffer::Scratch(extent) | Buffer::Window(extent) | Buffer::Shared(extent) => {
                         check_slots(extent, &count, rank, None)?;
                         extent.length_max(&count)
                     }
@@ -115,6 +115,16 @@ impl<'a> World<'a> {
         }
         world.partners = world.pair_messages()?;
         Ok(world)
+    }
+
+    /// The buffer that peers reach when they reach a rank's input or output.
+    pub fn reached(&self, rank: Rank, buffer: BufferId) -> BufferId {
+        let buffers = &self.schedules[rank as usize].buffers;
+        let shared = buffers.iter().position(|b| matches!(b, Buffer::Shared(_)));
+        match shared {
+            Some(shared) if buffer.0 < 2 => BufferId(shared as u16),
+            _ => buffer,
+        }
     }
 
     pub fn ranks(&self) -> u32 {
@@ -410,10 +420,14 @@ impl Resolver<'_, '_> {
         check_slots(&range.extent, &count, self.rank, Some(self.step))?;
         let (start, len) = range.extent.resolve(&count);
         let origin = range.origin.position(count.count);
-        let (storage, offset) = self.world.locate(owner, range.buffer);
+        let buffer = match peer {
+            Some(peer) => self.world.reached(peer, range.buffer),
+            None => range.buffer,
+        };
+        let (storage, offset) = self.world.locate(owner, buffer);
         // The bound is the buffer's own length: a buffer in place may end before its storage does.
         let (input, output) = self.world.lens(owner);
-        let bound = match range.buffer {
+        let bound = match buffer {
             BufferId::INPUT => input,
             BufferId::OUTPUT => output,
             _ => self.world.storage_lens[storage],

@@ -114,6 +114,7 @@ impl ShmTransport {
                 name: "shm",
                 one_host: true,
                 mapped: true,
+                host_mapped: true,
                 store_signals: true,
                 shared_regions: true,
                 inline_bytes: INLINE_BYTES_MAX,
@@ -160,12 +161,6 @@ impl ShmTransport {
             Some(PeerState::Gone) => Err(PostError::PeerFailed),
             None => Err(no_such_rank(peer, self.peers.len())),
         }
-    }
-
-    /// Whether a key names a region that peers can map.
-    fn is_mappable(&self, key: RegionKey) -> bool {
-        let exported = self.regions.get(key);
-        exported.is_some_and(|exported| exported.region.file().is_some())
     }
 
     /// Part of a peer's region, `None` if there is no such range.
@@ -379,6 +374,15 @@ impl Mapping for ShmTransport {
         }
         self.read_announcements(peer)?;
         Ok(self.peers[peer as usize].regions.get(key))
+    }
+
+    fn maps(&self, _peer: Rank) -> bool {
+        true
+    }
+
+    fn is_mappable(&self, key: RegionKey) -> bool {
+        let exported = self.regions.get(key);
+        exported.is_some_and(|exported| exported.region.file().is_some())
     }
 
     fn pin(&mut self, peer: Rank, key: RegionKey) {

@@ -39,6 +39,7 @@ impl SimTransport {
                 name: "sim",
                 one_host: false,
                 mapped: options.mapped,
+                host_mapped: options.mapped,
                 store_signals: false,
                 shared_regions: false,
                 inline_bytes: INLINE_BYTES_MAX,

@@ -405,6 +405,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
         name: "tcp",
         one_host: false,
         mapped: false,
+        host_mapped: false,
         store_signals: false,
         shared_regions: false,
         inline_bytes: INLINE_BYTES_MAX,

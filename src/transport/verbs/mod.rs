@@ -465,6 +465,7 @@ fn capabilities(rails: &[Rail], settings: &VerbsSettings) -> Capabilities {
         name: "verbs",
         one_host: false,
         mapped: false,
+        host_mapped: false,
         store_signals: false,
         shared_regions: false,
         inline_bytes: INLINE_BYTES_MAX,
