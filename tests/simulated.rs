@@ -2,6 +2,8 @@
 
 #[path = "collectives/types.rs"]
 mod cases_of_types;
+#[path = "simulated/choice.rs"]
+mod choice;
 #[path = "collectives/oracle.rs"]
 mod oracle;
 #[path = "../src/prng.rs"]

@@ -15,7 +15,8 @@ pub(super) const CONTACT_BYTES_MAX: usize = 4096;
 const PLACE_AT: usize = 8;
 const CORES_AT: usize = PLACE_AT + 16;
 const KEYS_AT: usize = CORES_AT + CORES_BYTES;
-const ADDRESS_BYTES_AT: usize = KEYS_AT + 8;
+const RATE_AT: usize = KEYS_AT + 8;
+const ADDRESS_BYTES_AT: usize = RATE_AT + 4;
 const ADDRESS_AT: usize = ADDRESS_BYTES_AT + 4;
 
 /// What a rank tells all others of itself.
@@ -27,6 +28,8 @@ pub struct RankContact {
     pub place: IpAddr,
     /// The cores that it may run on.
     pub cores: Cores,
+    /// What its network carries, in 1e6 bytes a second.
+    pub megabytes_per_second: u32,
     /// How its engine is reached.
     pub engine: Contact,
     /// Rank 0's findings, by which all ranks choose; empty for the other ranks.
@@ -47,6 +50,7 @@ impl RankContact {
         bytes.extend(self.cores.0);
         bytes.extend(self.engine.control_key.0.to_le_bytes());
         bytes.extend(self.engine.window_key.0.to_le_bytes());
+        bytes.extend(self.megabytes_per_second.to_le_bytes());
         bytes.extend((address.len() as u32).to_le_bytes());
         bytes.extend(address);
         bytes.extend(&self.findings);
@@ -70,6 +74,7 @@ impl RankContact {
         Ok(RankContact {
             host: HostIdentity(u64::from_le_bytes(std::array::from_fn(|i| fixed[i]))),
             place: Ipv6Addr::from(place).to_canonical(),
+            megabytes_per_second: word(RATE_AT),
             cores: Cores(std::array::from_fn(|i| fixed[CORES_AT + i])),
             engine: Contact {
                 address: Address(address.to_vec()),
@@ -92,6 +97,7 @@ mod tests {
                 host: HostIdentity(7 << 40),
                 place: place.parse().unwrap(),
                 cores: Cores::own(),
+                megabytes_per_second: 50_000,
                 engine: Contact {
                     address: Address(b"name".to_vec()),
                     control_key: RegionKey(1),

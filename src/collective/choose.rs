@@ -107,7 +107,7 @@ pub fn candidates(
             bytes: bytes as f64,
             segments: segments as f64,
             registered,
-            ..shape(request, available)
+            ..shape(request, model, available)
         };
         let mut work = (algorithm.work)(&shape);
         if !algorithm.needs.mapped && available.mapped && request.collective.is_rooted() {
@@ -177,8 +177,11 @@ pub fn predict(
     Ok(all)
 }
 
-fn shape(request: &Request, available: &Available) -> Shape {
+fn shape(request: &Request, model: &Model, available: &Available) -> Shape {
+    let [far, near] = model.links();
     Shape {
+        far,
+        near,
         ranks: request.ranks,
         hosts: Hosts::new(&request.hosts).hosts() as u32,
         cores: available.cores,

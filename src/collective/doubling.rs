@@ -13,12 +13,22 @@ use crate::types::Rank;
 /// Allreduce: in every round all active ranks exchange whole vectors. For small vectors.
 pub(super) fn all_reduce_doubling(request: &Request) -> Schedule {
     let mut b = begin(request, "recursive-doubling");
-    among_power_of_two(&mut b, request, |b, mut vector, power, number| {
-        let scratch = b.scratch(Extent::all(1));
+    among_power_of_two(&mut b, request, |b, vector, power, number| {
+        let arrived = Part::WHOLE.of(b.scratch(Extent::all(1)));
+        let spare = match power.rounds() {
+            1 => vector.to,
+            _ => b.scratch(Extent::all(1)),
+        };
+        let mut from = vector.from;
         for round in 0..power.rounds() {
             let other = number ^ (1 << round);
-            let arrived = Part::WHOLE.of(scratch);
-            let mine = Part::WHOLE.of(vector.from);
+            let mine = Part::WHOLE.of(from);
+            // A sum is not stored over what is being sent, or it would wait for the peer's word
+            // that it has come. The last sum goes to the output.
+            let to = match (power.rounds() - 1 - round).is_multiple_of(2) {
+                true => vector.to,
+                false => spare,
+            };
             b.send(power.active(other), mine);
             b.recv(power.active(other), arrived);
             // The lower number first, so that both sides compute one expression.
@@ -27,12 +37,8 @@ pub(super) fn all_reduce_doubling(request: &Request) -> Schedule {
             } else {
                 vec![arrived, mine]
             };
-            b.reduce(
-                sources,
-                Part::WHOLE.of(vector.to),
-                round + 1 == power.rounds(),
-            );
-            vector = vector.continued();
+            b.reduce(sources, Part::WHOLE.of(to), round + 1 == power.rounds());
+            from = to;
         }
     });
     b.build()

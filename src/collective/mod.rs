@@ -40,7 +40,7 @@ mod window;
 mod tests;
 
 pub use crate::cost::formulas::Formula;
-pub use crate::cost::{Caches, Shape, Work};
+pub use crate::cost::{Caches, LinkPrice, Shape, Work};
 pub use crate::limits::LINE_PAYLOAD_BYTES;
 pub use algorithm::{Algorithm, Needs, Window};
 pub use choose::predict;

@@ -121,7 +121,7 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
             "line" LINE line::scatter, line;
             "window" WINDOW_PER_RANK window::scatter, window_scatter;
             "direct" DIRECT direct::scatter, direct_root;
-            "tree" MESSAGES tree::scatter, tree_parts;
+            "tree" MESSAGES tree::scatter, tree_scatter;
             "linear" MESSAGES pairwise::scatter, linear;
         }
         AllToAll {

@@ -17,7 +17,7 @@ use crate::engine::{Contact, Engine};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::memory::{ProcessMark, ProcessOwned};
-use crate::transport;
+use crate::transport::{self, Capabilities};
 use crate::types::Rank;
 use crate::wait::{Clock, SpinTime};
 use std::collections::HashMap;
@@ -43,6 +43,9 @@ pub(super) struct Common {
     pub places: Vec<IpAddr>,
     /// The cores that the ranks on this host may run on.
     pub cores: Cores,
+    /// The least rate of the ranks' networks, because all ranks must choose alike. `None` in a
+    /// simulation, where all are alike.
+    pub bytes_per_second: Option<f64>,
     /// Rank 0's findings with the built-in prices, because all ranks must choose alike. `None` in a
     /// simulation.
     pub models: Option<Models>,
@@ -60,6 +63,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
         host: HostIdentity::own(config.host_id.as_deref())?.0,
     };
     let provider = transport::open(&config.transport, rank, ranks, nonce, &options)?;
+    let megabytes_per_second = (provider.capabilities().bytes_per_second / 1e6) as u32;
     let host = host::share_of_host(config, ranks as usize);
     let mut of_engine = config.clone();
     let is_default = config.chunk_bytes == limits::CHUNK_BYTES_DEFAULT;
@@ -82,6 +86,7 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
         host: HostIdentity::own(config.host_id.as_deref())?,
         place: (config.tcp.addresses.first().copied()).unwrap_or(Ipv4Addr::LOCALHOST.into()),
         cores: Cores::own(),
+        megabytes_per_second,
         engine: engine.contact(),
         findings: of_rank_0,
     };
@@ -93,11 +98,13 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
     let mut models = None;
     let mut identities: Vec<(HostIdentity, Cores)> = Vec::with_capacity(contacts.len());
     let mut places = Vec::with_capacity(contacts.len());
+    let mut megabytes_per_second = u32::MAX;
     let mut parsed: Vec<Contact> = Vec::with_capacity(contacts.len());
     for bytes in contacts {
         let contact = RankContact::parse(bytes)?;
         identities.push((contact.host, contact.cores));
         places.push(contact.place);
+        megabytes_per_second = megabytes_per_second.min(contact.megabytes_per_second.max(1));
         if models.is_none() {
             models = Some(cost::parse_bytes(&contact.findings)?.0);
         }
@@ -124,6 +131,7 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
         hosts,
         places,
         cores,
+        bytes_per_second: Some(f64::from(megabytes_per_second) * 1e6),
         models,
     })
 }
@@ -240,6 +248,13 @@ pub(super) fn finish(
         .count();
     let mut plans = Plans::new(rank, hosts.clone(), is_mapped, &config);
     let readers = fetching::readers(engine.transport(), rank, ranks);
+    plans.use_network(&Capabilities {
+        bytes_per_second: (common.bytes_per_second).unwrap_or(capabilities.bytes_per_second),
+        ..capabilities.clone()
+    });
+    if common.models.is_none() {
+        plans.forget_local_work();
+    }
     plans.maps_host = engine.maps_host();
     plans.is_fetched = ranks > 1 && readers.len() as u32 == ranks - 1;
     if let Some(models) = &common.models {

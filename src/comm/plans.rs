@@ -14,6 +14,7 @@ use crate::engine::Prepared;
 use crate::error::{Error, Result};
 use crate::limits::SCHEDULES_CACHED;
 use crate::schedule::Builder;
+use crate::transport::Capabilities;
 use crate::types::{Collective, DataType, Rank};
 use std::sync::Arc;
 
@@ -120,6 +121,21 @@ impl Plans {
             cached: Vec::new(),
             recent: Vec::new(),
             explained: Vec::new(),
+        }
+    }
+
+    /// Takes what a transport says of its messages, where ranks send some. All ranks give equal
+    /// arguments, before their first call.
+    pub fn use_network(&mut self, of: &Capabilities) {
+        if !self.mapped {
+            self.model = Model::network(of.latency_ns, of.post_ns, of.bytes_per_second);
+        }
+    }
+
+    /// Chooses as if copies and reductions took no time between hosts, as in a simulation.
+    pub fn forget_local_work(&mut self) {
+        if !self.mapped {
+            self.model = self.model.without_local_work();
         }
     }
 

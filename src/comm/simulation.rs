@@ -75,6 +75,7 @@ impl Simulation {
                 .collect(),
             places: Vec::new(),
             cores: Cores::own(),
+            bytes_per_second: None,
             models: None,
         };
         let connected = engines.into_iter().map(|engine| {

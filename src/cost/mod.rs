@@ -1,7 +1,7 @@
 //! What an algorithm costs: the alpha-beta-gamma model, with terms for memory that ranks map.
 //!
-//! A formula (`formulas.rs`) counts the [`Work`] of an algorithm: meetings, messages, bytes copied,
-//! and so on. A [`Model`] has the price of each kind of work; the predicted time is the sum of all
+//! A formula counts the [`Work`] of an algorithm: meetings, messages, bytes copied, and so on
+//! (`host.rs` for ranks of one host, `network.rs` for those of several). A [`Model`] has the price of each kind of work; the predicted time is the sum of all
 //! amounts times their prices. A formula counts the work on the longest path. If there are more
 //! ranks than cores, one core has to do the work of several ranks; if that is more than the work on
 //! the longest path, it counts instead.
@@ -25,9 +25,12 @@
 
 mod findings;
 pub mod formulas;
+mod host;
+mod network;
 mod store;
 
 pub use findings::{FINDINGS_MAX, Finding};
+pub use network::LinkPrice;
 pub use store::{emit, emit_bytes, host_key, parse, parse_bytes};
 
 use std::borrow::Cow;
@@ -116,10 +119,22 @@ kinds_of_work! {
     reduced: Reduction,
     /// Bytes of the callers' buffers that no cache holds.
     uncached: Memory,
+    /// Messages between ranks of one host where others are on other hosts; see `messages`.
+    local_messages: Messages,
+    /// Bytes of these.
+    local_bytes: Memory,
 }
 
-/// The place of [`Work::messages`] among the kinds of work.
+/// The places of [`Work::messages`] and others among the kinds of work.
 const MESSAGES: usize = 5;
+const POSTS: usize = 6;
+const COPIED: usize = 7;
+const CROSSED: usize = 8;
+const LINKED: usize = 9;
+const REDUCED: usize = 10;
+const LOCAL_MESSAGES: usize = 12;
+/// What a message inside of a host takes of a port.
+const LOCAL_POST_NS: f64 = 50.0;
 
 /// The ranks of a core up to which the prices of ranks that share cores hold. Each message waits
 /// for the turn of its receiver, and the more ranks take turns, the less of each is still in the
@@ -136,8 +151,41 @@ impl Model {
     /// The prices of a 100 Gbit/s fabric: 3 us for a message, and 12.5 GB/s. A core copies 20 GB/s,
     /// and a reduction reads and writes 50 GB/s together.
     pub const FABRIC: Model = Model([
-        0.0, 3000.0, 0.0, 0.0, 100.0, 3000.0, 500.0, 0.05, 0.05, 0.08, 0.02, 0.0,
+        0.0, 3000.0, 0.0, 0.0, 100.0, 3000.0, 500.0, 0.05, 0.05, 0.08, 0.02, 0.0, 550.0, 0.1,
     ]);
+
+    /// The prices of a network of which the transport says what a message without bytes takes, what
+    /// it takes of a port besides, and the rate. All ranks give equal numbers.
+    pub fn network(latency_ns: f64, post_ns: f64, bytes_per_second: f64) -> Model {
+        let mut model = Model::FABRIC;
+        model.0[MESSAGES] = latency_ns;
+        model.0[POSTS] = post_ns;
+        model.0[LINKED] = 1e9 / bytes_per_second;
+        model
+    }
+
+    /// These prices where copies and reductions take no time, as in a simulation.
+    pub fn without_local_work(mut self) -> Model {
+        for kind in [COPIED, CROSSED, REDUCED] {
+            self.0[kind] = 0.0;
+        }
+        self
+    }
+
+    /// What messages between hosts cost, and those inside of hosts.
+    pub fn links(&self) -> [LinkPrice; 2] {
+        let far = LinkPrice {
+            message_ns: self.0[MESSAGES],
+            post_ns: self.0[POSTS],
+            byte_ns: self.0[LINKED],
+        };
+        let near = LinkPrice {
+            message_ns: self.0[LOCAL_MESSAGES],
+            post_ns: LOCAL_POST_NS,
+            byte_ns: self.0[LOCAL_MESSAGES + 1],
+        };
+        [far, near]
+    }
 
     /// The predicted time of this work, in nanoseconds.
     pub fn predict(&self, work: &Work) -> f64 {
@@ -185,9 +233,11 @@ impl Models {
     pub const BUILT_IN: Models = Models {
         apart: Model([
             122.0, 168.0, 50.0, 170.0, 16.1, 112.0, 358.0, 0.0241, 0.075, 0.08, 0.0099, 0.0252,
+            0.0, 0.0,
         ]),
         crowded: Model([
-            2020.0, 58.9, 1150.0, 330.0, 246.0, 668.0, 178.0, 0.0488, 0.0294, 0.08, 0.00816, 0.0174,
+            2020.0, 58.9, 1150.0, 330.0, 246.0, 668.0, 178.0, 0.0488, 0.0294, 0.08, 0.00816,
+            0.0174, 0.0, 0.0,
         ]),
         caches: Caches {
             core_bytes: (1 << 20) as f64,
@@ -239,6 +289,10 @@ pub struct Shape {
     pub registered: bool,
     /// Sizes of caches.
     pub caches: Caches,
+    /// What messages between hosts cost.
+    pub far: LinkPrice,
+    /// What messages inside of a host cost, where others go to other hosts.
+    pub near: LinkPrice,
 }
 
 impl Shape {
@@ -319,6 +373,8 @@ mod tests {
             mapped,
             registered: mapped,
             caches: Models::BUILT_IN.caches,
+            far: Model::FABRIC.links()[0],
+            near: Model::FABRIC.links()[1],
         };
         let apart = Models::BUILT_IN.apart;
         for (model, shape, formula, bound) in [

@@ -178,6 +178,8 @@ pub struct Capabilities {
     pub rails: u32,
     /// Estimated time of an empty message, nanoseconds. A first guess for the cost model.
     pub latency_ns: f64,
+    /// Estimated time that a message takes of a port besides its bytes, nanoseconds.
+    pub post_ns: f64,
     /// Estimated bytes per second of a large message.
     pub bytes_per_second: f64,
 }

@@ -124,6 +124,7 @@ impl ShmTransport {
                 cached_bytes_max: 0,
                 rails: 1,
                 latency_ns: 300.0,
+                post_ns: 100.0,
                 bytes_per_second: 8e9,
             },
             socket_name,

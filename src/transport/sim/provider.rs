@@ -49,6 +49,7 @@ impl SimTransport {
                 cached_bytes_max: 0,
                 rails: 1,
                 latency_ns: (link.latency_ns + link.per_message_ns) as f64,
+                post_ns: link.per_message_ns as f64,
                 bytes_per_second: link.bytes_per_second as f64,
             },
             rank,

@@ -415,6 +415,7 @@ fn capabilities(settings: &TcpSettings) -> Capabilities {
         cached_bytes_max: 0,
         rails: settings.rails,
         latency_ns: 10_000.0,
+        post_ns: 2_000.0,
         bytes_per_second: 3e9,
     }
 }

@@ -95,7 +95,7 @@ fn asked_gids(context: &Context, port: u8) -> Vec<Gid> {
 
 /// What a port carries, by its width and the speed of a lane (InfiniBand specification 1.5,
 /// PortInfo).
-fn gigabits(state: &ibv_port_attr) -> f64 {
+pub(super) fn gigabits(state: &ibv_port_attr) -> f64 {
     let lanes = match state.active_width {
         1 => 1.0,
         2 => 4.0,

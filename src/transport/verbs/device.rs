@@ -1,7 +1,7 @@
 //! [`Rail`]: one port of one device with what all peers share on it, and [`Registered`]: memory
 //! that all rails know.
 
-use super::asked;
+use super::asked::{self, gigabits};
 use super::choose;
 use super::port::{Blame, Port};
 use super::record::{RAILS_MAX, RailKeys, SLOT_BYTES};
@@ -245,6 +245,12 @@ impl Rail {
     }
 
     /// The device, opened.
+    /// What the port carries, in bytes per second; 0: it does not say.
+    pub fn bytes_per_second(&self) -> f64 {
+        let state = self.context.port(self.port.number());
+        state.map_or(0.0, |state| gigabits(&state) * 1e9 / 8.0)
+    }
+
     pub fn context(&self) -> &Context {
         &self.context
     }

@@ -478,7 +478,11 @@ fn capabilities(rails: &[Rail], settings: &VerbsSettings) -> Capabilities {
         },
         rails: rails.len() as u32,
         latency_ns: 2_000.0,
-        bytes_per_second: 12e9,
+        post_ns: 200.0,
+        bytes_per_second: match rails.iter().map(Rail::bytes_per_second).sum::<f64>() {
+            0.0 => 12e9,
+            all => 0.98 * all,
+        },
     }
 }
 
