@@ -1,10 +1,10 @@
 //! What an algorithm costs: the alpha-beta-gamma model, with terms for memory that ranks map.
 //!
 //! A formula counts the [`Work`] of an algorithm: meetings, messages, bytes copied, and so on
-//! (`host.rs` for ranks of one host, `network.rs` for those of several). A [`Model`] has the price of each kind of work; the predicted time is the sum of all
-//! amounts times their prices. A formula counts the work on the longest path. If there are more
-//! ranks than cores, one core has to do the work of several ranks; if that is more than the work on
-//! the longest path, it counts instead.
+//! (`host.rs` for ranks of one host, `network.rs` for those of several). A [`Model`] has the price
+//! of each kind of work; the predicted time is the sum of all amounts times their prices. A formula
+//! counts the work on the longest path. If there are more ranks than cores, one core has to do the
+//! work of several ranks; if that is more than the work on the longest path, it counts instead.
 //!
 //! Prices differ between ranks that have a core each and ranks that share cores, because a wait
 //! then switches the core to another rank. [`Models`] has both. The prices are built in.
