@@ -145,7 +145,7 @@ pub fn candidates(
 ///     maps_host: false,
 ///     is_mapped: false,
 /// };
-/// assert_eq!(predict(&request, 256 << 20, 1, false)?[0].algorithm.name, "rabenseifner");
+/// assert_eq!(predict(&request, 256 << 20, 1, false)?[0].algorithm.name, "ring");
 /// # Ok::<(), linerate::Error>(())
 /// ```
 ///
