@@ -24,6 +24,9 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
     let local = Group::new(hosts.neighbours(request.rank).to_vec(), request.rank);
     if hosts.ranks_per_host().is_some() {
         let across = Group::new(hosts.column(local.me as usize), request.rank);
+        if local.len() > 1 {
+            b.cut();
+        }
         if request.maps_host && local.len() > 1 {
             in_mapped_memory(&mut b, request, &local, &across);
             return b.build();

@@ -338,23 +338,18 @@ impl Prepared {
 
     /// Whether a large call must be cut into segments, because some rank may stage it.
     pub fn is_cut(&self) -> bool {
-        self.uses_windows || self.may_share()
-    }
-
-    /// Whether shared memory may stand in for the input and output of some rank.
-    fn may_share(&self) -> bool {
-        self.reaches_buffers && !self.needs_registered
+        self.uses_windows || self.schedule.is_cut
     }
 
     /// Bytes that a round of this count needs: of window memory, and of shared memory on ranks that
-    /// need it.
+    /// have some.
     pub fn staging_bytes(&self, count: &Count<'_>, element_bytes: usize) -> [u64; 2] {
         let buffers = self.schedule.buffers.iter();
         let windows = buffers.map(|buffer| match buffer {
             Buffer::Window(extent) => padded(extent.length_max(count), element_bytes),
             _ => 0,
         });
-        let shared = match self.may_share() {
+        let shared = match self.schedule.is_cut {
             true => padded(count.count, element_bytes),
             false => 0,
         };

@@ -326,3 +326,51 @@ fn a_message_longer_than_its_scratch_memory_is_reduced_chunk_by_chunk() {
         }
     }
 }
+
+/// Whether each of three ranks of one host thinks that all map each other. `change` may change the
+/// address by which a rank (the first) reaches another one.
+fn told_of_host(nonce: u64, change: impl Fn(Rank, Rank, &mut Vec<u8>)) -> Vec<bool> {
+    let ranks = 0..3;
+    let host = Host {
+        threads_max: 1,
+        cache_bytes: usize::MAX,
+        is_size_only: false,
+    };
+    let options = Default::default();
+    let mut engines: Vec<Engine> = (ranks.clone())
+        .map(|rank| {
+            let transport =
+                crate::transport::open("router:tcp", rank, 3, nonce + u64::from(rank), &options);
+            Engine::new(transport.unwrap(), rank, 3, Config::default(), host).unwrap()
+        })
+        .collect();
+    let contacts: Vec<Contact> = engines.iter().map(Engine::contact).collect();
+    for (rank, engine) in ranks.clone().zip(&mut engines) {
+        let mut of_rank = contacts.clone();
+        for (peer, contact) in (0..).zip(&mut of_rank) {
+            change(rank, peer, &mut contact.address.0);
+        }
+        let neighbours = ranks.clone().filter(|&peer| peer != rank).collect();
+        engine.connect(of_rank.into(), neighbours).unwrap();
+    }
+    let clock = crate::wait::Clock::monotonic();
+    let is_ready = |engine: &mut Engine| engine.poll_connect(clock.now()).unwrap();
+    let mut waiting: Vec<&mut Engine> = engines.iter_mut().collect();
+    while !waiting.is_empty() {
+        waiting.retain_mut(|engine| !is_ready(engine));
+        std::thread::yield_now();
+    }
+    engines.iter().map(Engine::maps_host).collect()
+}
+
+#[test]
+fn a_rank_that_maps_all_others_learns_that_two_of_them_do_not_map_each_other() {
+    assert_eq!(told_of_host(0x7010, |_, _, _| {}), [true; 3]);
+    // Rank 0 does not find rank 1, whose name in shared memory lies behind the host.
+    let lose = |rank: Rank, peer: Rank, address: &mut Vec<u8>| {
+        if (rank, peer) == (0, 1) {
+            address[16] ^= 1;
+        }
+    };
+    assert_eq!(told_of_host(0x7020, lose), [false; 3]);
+}

@@ -51,6 +51,7 @@ impl Builder {
                 steps: Vec::new(),
                 slots: 0,
                 in_place,
+                is_cut: false,
             },
             histories: vec![History::default(); 2],
             has_dependents: Vec::new(),
@@ -71,6 +72,11 @@ impl Builder {
     /// A buffer in the window slot, which peers on the host can read and write.
     pub fn window(&mut self, extent: Extent) -> BufferId {
         self.buffer(Buffer::Window(extent))
+    }
+
+    /// Lets a long call be cut into several. All ranks must do so, or none.
+    pub fn cut(&mut self) {
+        self.schedule.is_cut = true;
     }
 
     /// A buffer that peers on the host reach instead of this rank's input and output. They learn

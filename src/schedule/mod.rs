@@ -241,6 +241,9 @@ pub struct Schedule {
     pub slots: u32,
     /// Whether input and output are the same memory (see [`Builder::new`]).
     pub in_place: bool,
+    /// Whether a long call is cut into several, because some rank may have a [`Buffer::Shared`].
+    /// All ranks must agree.
+    pub is_cut: bool,
 }
 
 impl Schedule {

@@ -18,14 +18,17 @@ pub fn sums(comm: &Communicator) {
     for round in 0..30 {
         work::sum(comm, &buffer, [1, 500, 300_000][round as usize % 3], round).unwrap();
     }
-    // Nobody takes for mapped what only some ranks map.
-    let part = buffer.range(..1000);
-    part.write(0, &[u64::from(comm.rank()) + 1; 1000]).unwrap();
-    let sum = comm.collective(Collective::AllReduce, DataType::U64, 1000);
-    let sum = sum.algorithm("hierarchical").input(&part).output(&part);
-    sum.run().unwrap();
+    // Nobody takes for mapped what only some ranks map, and all cut long calls alike.
     let expected = u64::from((1..=comm.ranks()).sum::<u32>());
-    assert_eq!(part.to_vec().unwrap(), [expected; 1000]);
+    for count in [1000, 1_400_000] {
+        let buffer = comm.alloc(count).unwrap();
+        let own = vec![u64::from(comm.rank()) + 1; count];
+        buffer.write(0, &own).unwrap();
+        let sum = comm.collective(Collective::AllReduce, DataType::U64, count as u64);
+        let sum = sum.algorithm("hierarchical").input(&buffer).output(&buffer);
+        sum.run().unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), vec![expected; count]);
+    }
     comm.barrier().unwrap();
     println!("TRANSPORT {}", comm.transport());
     for (name, count) in comm.transport_counts() {
@@ -33,22 +36,19 @@ pub fn sums(comm: &Communicator) {
     }
 }
 
-/// Three ranks that meet over loopback; `change` says what is special about rank 1.
-fn run(change: impl Fn(Command) -> Command) -> Vec<Output> {
+/// Ranks that meet over loopback; `change` says what is special about each.
+fn run(ranks: u32, change: impl Fn(u32, Command) -> Command) -> Vec<Output> {
     let place = format!("tcp://{}", free_address());
     let start = |index: u32| {
-        let mut command = rank("sums", index, 3);
+        let mut command = rank("sums", index, ranks);
         command
             .env("LINERATE_RENDEZVOUS", &place)
             .env("LINERATE_SECRET", "0123456789abcdef")
             .env("LINERATE_TIMEOUT", "60")
             .env("LINERATE_DEBUG", "info");
-        if index == 1 {
-            command = change(command);
-        }
-        Child::start(&mut command)
+        Child::start(&mut change(index, command))
     };
-    end((0..3).map(start).collect())
+    end((0..ranks).map(start).collect())
 }
 
 /// Whether this user may do that.
@@ -68,8 +68,10 @@ fn ranks_of_two_users_do_without_shared_memory_and_the_others_have_it() {
     if !can(probe.arg("--list").uid(NOBODY).gid(NOBODY)) {
         return;
     }
-    let outputs = run(|mut command| {
-        command.uid(NOBODY).gid(NOBODY);
+    let outputs = run(3, |rank, mut command| {
+        if rank == 1 {
+            command.uid(NOBODY).gid(NOBODY);
+        }
         command
     });
     for (rank, output) in outputs.iter().enumerate() {
@@ -87,12 +89,34 @@ fn ranks_of_two_users_do_without_shared_memory_and_the_others_have_it() {
 }
 
 #[test]
+fn a_host_whose_ranks_share_memory_meets_one_whose_ranks_do_not() {
+    let mut probe = Command::new(std::env::current_exe().unwrap());
+    if !can(probe.arg("--list").uid(NOBODY).gid(NOBODY)) {
+        return;
+    }
+    let outputs = run(4, |rank, mut command| {
+        command.env("LINERATE_HOSTID", ["one", "other"][rank as usize / 2]);
+        if rank == 1 {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command
+    });
+    for output in &outputs {
+        assert!(output.status.success(), "{}", text(output));
+    }
+    assert_eq!(counts(&outputs)[APART], 2);
+}
+
+#[test]
 fn ranks_in_two_namespaces_of_processes_share_memory() {
     let unshare = ["unshare", "--pid", "--fork", "--kill-child"];
     if !can(&mut within(&unshare, &Command::new("true"))) {
         return;
     }
-    let outputs = run(|command| within(&unshare, &command));
+    let outputs = run(3, |rank, command| match rank {
+        1 => within(&unshare, &command),
+        _ => command,
+    });
     for output in &outputs {
         let told = text(output);
         assert!(output.status.success(), "{told}");
