@@ -13,7 +13,7 @@ mod prng;
 mod values;
 
 use linerate::sim::{Hosts, Link, SimOptions};
-use linerate::{Buffer, Collective, Config, DataType, Operation, Simulation};
+use linerate::{Buffer, Collective, Config, Operation, Simulation};
 use oracle::{Case, cases};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -192,21 +192,8 @@ fn time_of(ranks: u32, algorithm: &str, bytes: usize) -> u64 {
         ..SimOptions::new(ranks, 1)
     };
     let mut simulation = Simulation::new(options, Config::default()).unwrap();
-    let start = simulation.now();
-    let comms = simulation.communicators().to_vec();
-    let mut operations: Vec<Operation> = comms
-        .iter()
-        .map(|c| {
-            let buffer = c.alloc::<f32>(bytes / 4).unwrap();
-            let sum = c.collective(Collective::AllReduce, DataType::F32, bytes as u64 / 4);
-            let sum = sum.input(&buffer).output(&buffer).algorithm(algorithm);
-            sum.start().unwrap()
-        })
-        .collect();
-    simulation
-        .run(|_| operations.iter_mut().all(|o| o.test().unwrap()))
-        .unwrap();
-    simulation.now().since(start).as_nanos() as u64
+    let what = (Collective::AllReduce, bytes as u64);
+    choice::time_of(&mut simulation, what, algorithm)
 }
 
 #[test]

@@ -5,29 +5,11 @@
 
 use super::Request;
 use super::slots::parts;
-use super::stage::begin;
+use super::stage::{Group, begin};
 use crate::schedule::{BufferId, Builder, Extent, Lane, Operand, Range, Schedule};
 
 const ARRIVED: Lane = 0;
 const DONE: Lane = 1;
-
-/// Every rank signals every rank and waits for all.
-fn meet(b: &mut Builder, request: &Request, lane: Lane) {
-    b.signal(request.peers(), lane);
-    b.wait(request.peers(), lane);
-}
-
-/// One range of every rank in the order of the ranks: `own` here, `theirs` at the peers.
-fn across(request: &Request, own: Range, theirs: Range) -> Vec<Operand> {
-    let operand = |rank| {
-        if rank == request.rank {
-            Operand::Local(own)
-        } else {
-            Operand::Peer(rank, theirs)
-        }
-    };
-    (0..request.ranks).map(operand).collect()
-}
 
 /// Allreduce: rank r reduces block r of all inputs into block r of all outputs, in one step. Not
 /// premultiplied: a call whose memory turns out not to be registered is repeated by staging, and
@@ -36,12 +18,12 @@ pub(super) fn all_reduce(request: &Request) -> Schedule {
     let mut b = begin(request, "direct");
     let (rank, ranks) = (request.rank, request.ranks);
     let own = request.input(0, rank, 1, ranks);
-    let sources = across(request, own, request.peer_input(0, rank, 1, ranks));
+    let sources = Group::all(request).across(own, request.peer_input(0, rank, 1, ranks));
     let mine = request.output(0, rank, 1, ranks);
-    let results = across(request, mine, request.peer_output(0, rank, 1, ranks));
-    meet(&mut b, request, ARRIVED);
+    let results = Group::all(request).across(mine, request.peer_output(0, rank, 1, ranks));
+    Group::all(request).meet(&mut b, ARRIVED);
     b.reduce_from(sources, results, true);
-    meet(&mut b, request, DONE);
+    Group::all(request).meet(&mut b, DONE);
     b.build()
 }
 
@@ -50,11 +32,11 @@ pub(super) fn reduce_scatter(request: &Request) -> Schedule {
     let mut b = begin(request, "direct");
     let rank = request.rank;
     let own = request.input(rank, 0, 1, 1);
-    let sources = across(request, own, request.peer_input(rank, 0, 1, 1));
-    meet(&mut b, request, ARRIVED);
+    let sources = Group::all(request).across(own, request.peer_input(rank, 0, 1, 1));
+    Group::all(request).meet(&mut b, ARRIVED);
     let result = vec![Operand::Local(request.output(0, 0, 1, 1))];
     b.reduce_from(sources, result, true);
-    meet(&mut b, request, DONE);
+    Group::all(request).meet(&mut b, DONE);
     b.build()
 }
 
@@ -63,13 +45,13 @@ pub(super) fn reduce_scatter_v(request: &Request) -> Schedule {
     let mut b = begin(request, "direct");
     let parts = parts(&mut b, request);
     let own = parts.among(request.rank);
-    meet(&mut b, request, ARRIVED);
+    Group::all(request).meet(&mut b, ARRIVED);
     b.reduce_from(
-        across(request, own, own),
+        Group::all(request).across(own, own),
         vec![Operand::Local(parts.own)],
         true,
     );
-    meet(&mut b, request, DONE);
+    Group::all(request).meet(&mut b, DONE);
     b.build()
 }
 
@@ -79,15 +61,15 @@ pub(super) fn reduce(request: &Request) -> Schedule {
     let mut b = begin(request, "direct");
     let (rank, ranks) = (request.rank, request.ranks);
     let own = request.input(0, rank, 1, ranks);
-    let sources = across(request, own, request.peer_input(0, rank, 1, ranks));
+    let sources = Group::all(request).across(own, request.peer_input(0, rank, 1, ranks));
     let result = if rank == request.root {
         Operand::Local(request.output(0, rank, 1, ranks))
     } else {
         Operand::Peer(request.root, request.peer_output(0, rank, 1, ranks))
     };
-    meet(&mut b, request, ARRIVED);
+    Group::all(request).meet(&mut b, ARRIVED);
     b.reduce_from(sources, vec![result], true);
-    meet(&mut b, request, DONE);
+    Group::all(request).meet(&mut b, DONE);
     b.build()
 }
 
@@ -102,7 +84,7 @@ pub(super) fn all_gather(request: &Request) -> Schedule {
         let theirs = request.peer_input(0, 0, 1, 1);
         b.get(peer, theirs, request.output(peer, 0, 1, 1));
     }
-    meet(&mut b, request, DONE);
+    Group::all(request).meet(&mut b, DONE);
     b.build()
 }
 
@@ -116,7 +98,7 @@ pub(super) fn all_gather_v(request: &Request) -> Schedule {
     for peer in request.peers() {
         b.get(peer, parts.alone(peer), parts.among(peer));
     }
-    meet(&mut b, request, DONE);
+    Group::all(request).meet(&mut b, DONE);
     b.build()
 }
 
@@ -214,7 +196,7 @@ pub(super) fn all_to_all(request: &Request) -> Schedule {
         let theirs = request.peer_input(rank, 0, 1, 1);
         b.get(peer, theirs, part(peer, target));
     }
-    meet(&mut b, request, DONE);
+    Group::all(request).meet(&mut b, DONE);
     if request.in_place {
         for peer in request.peers() {
             b.copy(part(peer, target), part(peer, BufferId::OUTPUT));

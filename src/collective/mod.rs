@@ -10,7 +10,8 @@
 //! | `line.rs` | payload in the signals | a few elements on one host |
 //! | `window.rs` | staged through mapped windows | small vectors, unregistered memory on one host |
 //! | `direct.rs` | the callers' mapped memory | everything else on one host |
-//! | `ring.rs`, `doubling.rs`, `tree.rs`, `chain.rs`, `pairwise.rs`, `bruck.rs`, `hierarchical.rs` | messages | any transport |
+//! | `ring.rs`, `doubling.rs`, `tree.rs`, `chain.rs`, `pairwise.rs`, `bruck.rs` | messages | any transport |
+//! | `hierarchical.rs` | messages between hosts, mapped memory inside | several ranks on each of several hosts |
 //!
 //! Reductions have a fixed order, the same on all ranks. `choose.rs` picks the algorithm by the
 //! cost model. `partial.rs` has only the start of a partial collective. Not here: sparse

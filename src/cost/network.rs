@@ -85,8 +85,7 @@ impl Steps<'_> {
 
     /// Adds messages of a rank inside of its host that are under way together.
     fn stream_near(mut self, messages: f64, bytes: f64) -> Self {
-        let posts = (messages - 1.0) * self.s.near.post_ns;
-        self.work.local_messages += 1.0 + posts / self.s.near.message_ns;
+        self.work.local_messages += 1.0;
         self.work.local_bytes += messages * bytes;
         self
     }

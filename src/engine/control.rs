@@ -6,8 +6,9 @@
 //! that sees it sees the whole line.
 //!
 //! Lines and windows exist once per slot, and sequence s uses slot s mod [`OPERATION_SLOTS`]. A
-//! rank uses a slot again only when every peer has retired the operation that had it before:
-//! *retired* counts are published by each rank to all peers.
+//! rank uses a slot again only when every peer that signals has retired the operation that had it
+//! before: *retired* counts are published by each rank to these peers. They are all peers, or those
+//! of this host where only a host's ranks map each other's memory.
 //!
 //! `tests/loom.rs` compiles this file against a model of memory and fails as soon as one release
 //! store is weaker.

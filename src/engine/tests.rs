@@ -356,7 +356,9 @@ fn told_of_host(nonce: u64, change: impl Fn(Rank, Rank, &mut Vec<u8>)) -> Vec<bo
     let clock = crate::wait::Clock::monotonic();
     let is_ready = |engine: &mut Engine| engine.poll_connect(clock.now()).unwrap();
     let mut waiting: Vec<&mut Engine> = engines.iter_mut().collect();
+    let deadline = clock.now().after(std::time::Duration::from_secs(60));
     while !waiting.is_empty() {
+        assert!(clock.now() < deadline, "ranks wait for each other");
         waiting.retain_mut(|engine| !is_ready(engine));
         std::thread::yield_now();
     }

@@ -32,7 +32,8 @@ mod print;
 mod range;
 
 pub use crate::types::{Combine, Finish};
-pub use builder::{Builder, ROLL_CALL};
+pub use builder::Builder;
+pub(crate) use builder::ROLL_CALL;
 pub use check::{CheckError, CheckReport, Fault, Spec, Value, check};
 pub use range::{Count, Extent, Point, Range};
 

@@ -14,12 +14,13 @@ pub trait Mapping {
         Ok(None)
     }
 
-    /// Whether [`Mapping::mapped`] gives the regions of a peer that is connected.
+    /// Whether [`Mapping::mapped`] gives the regions of a peer that is connected. It is asked where
+    /// [`Capabilities::host_mapped`](super::Capabilities::host_mapped) is.
     fn maps(&self, _peer: Rank) -> bool {
         false
     }
 
-    /// Whether peers of which [`Mapping::maps`] holds can map the region that has this key.
+    /// Whether peers that map this rank's memory can map the region that has this key.
     fn is_mappable(&self, _key: RegionKey) -> bool {
         false
     }

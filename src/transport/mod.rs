@@ -152,8 +152,8 @@ pub struct Capabilities {
     /// [`Mapping::mapped`] gives peers' regions as memory that can be read and written in place. It
     /// needs all of [`Mapping`].
     pub mapped: bool,
-    /// [`Mapping::mapped`] gives the regions of those peers of this host of which
-    /// [`Mapping::maps`] holds. True wherever `mapped` is.
+    /// Not `mapped`, but [`Mapping::mapped`] gives the regions of those peers of this host of which
+    /// [`Mapping::maps`] holds, and stores to their memory are signals.
     pub host_mapped: bool,
     /// Stores to a peer's mapped memory are themselves the signal: after an ordinary release store
     /// the peer sees it, and [`Signals::notify`] only wakes it. Otherwise signals are puts. It

@@ -61,16 +61,24 @@ fn can(command: &mut Command) -> bool {
     is_good
 }
 
+/// Whether nobody, too, reaches this program.
+fn can_be_nobody() -> bool {
+    let mut probe = Command::new(std::env::current_exe().unwrap());
+    can(as_nobody(probe.arg("--list")))
+}
+
+fn as_nobody(command: &mut Command) -> &mut Command {
+    command.uid(NOBODY).gid(NOBODY)
+}
+
 #[test]
 fn ranks_of_two_users_do_without_shared_memory_and_the_others_have_it() {
-    // As nobody, who must reach this program.
-    let mut probe = Command::new(std::env::current_exe().unwrap());
-    if !can(probe.arg("--list").uid(NOBODY).gid(NOBODY)) {
+    if !can_be_nobody() {
         return;
     }
     let outputs = run(3, |rank, mut command| {
         if rank == 1 {
-            command.uid(NOBODY).gid(NOBODY);
+            as_nobody(&mut command);
         }
         command
     });
@@ -90,14 +98,13 @@ fn ranks_of_two_users_do_without_shared_memory_and_the_others_have_it() {
 
 #[test]
 fn a_host_whose_ranks_share_memory_meets_one_whose_ranks_do_not() {
-    let mut probe = Command::new(std::env::current_exe().unwrap());
-    if !can(probe.arg("--list").uid(NOBODY).gid(NOBODY)) {
+    if !can_be_nobody() {
         return;
     }
     let outputs = run(4, |rank, mut command| {
         command.env("LINERATE_HOSTID", ["one", "other"][rank as usize / 2]);
         if rank == 1 {
-            command.uid(NOBODY).gid(NOBODY);
+            as_nobody(&mut command);
         }
         command
     });

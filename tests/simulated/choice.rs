@@ -49,7 +49,7 @@ impl Network {
 }
 
 /// The virtual time of a call of `count` bytes by an algorithm, in ns.
-fn time_of(
+pub fn time_of(
     simulation: &mut Simulation,
     (collective, count): (Collective, u64),
     algorithm: &str,
@@ -68,6 +68,7 @@ fn time_of(
     simulation.now().since(start).as_nanos() as u64
 }
 
+/// A call on memory of `count` bytes per part.
 fn call(comm: &Communicator, (collective, count): (Collective, u64)) -> CollectiveBuilder<'_> {
     let ranks = u64::from(comm.ranks());
     let (input, output) = match collective {

@@ -114,7 +114,7 @@ impl ShmTransport {
                 name: "shm",
                 one_host: true,
                 mapped: true,
-                host_mapped: true,
+                host_mapped: false,
                 store_signals: true,
                 shared_regions: true,
                 inline_bytes: INLINE_BYTES_MAX,
@@ -375,10 +375,6 @@ impl Mapping for ShmTransport {
         }
         self.read_announcements(peer)?;
         Ok(self.peers[peer as usize].regions.get(key))
-    }
-
-    fn maps(&self, _peer: Rank) -> bool {
-        true
     }
 
     fn is_mappable(&self, key: RegionKey) -> bool {

@@ -39,7 +39,7 @@ impl SimTransport {
                 name: "sim",
                 one_host: false,
                 mapped: options.mapped,
-                host_mapped: options.mapped,
+                host_mapped: false,
                 store_signals: false,
                 shared_regions: false,
                 inline_bytes: INLINE_BYTES_MAX,

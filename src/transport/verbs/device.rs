@@ -244,13 +244,13 @@ impl Rail {
         self.reads_max
     }
 
-    /// The device, opened.
     /// What the port carries, in bytes per second; 0: it does not say.
     pub fn bytes_per_second(&self) -> f64 {
         let state = self.context.port(self.port.number());
         state.map_or(0.0, |state| gigabits(&state) * 1e9 / 8.0)
     }
 
+    /// The device, opened.
     pub fn context(&self) -> &Context {
         &self.context
     }

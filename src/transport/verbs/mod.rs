@@ -479,6 +479,7 @@ fn capabilities(rails: &[Rail], settings: &VerbsSettings) -> Capabilities {
         rails: rails.len() as u32,
         latency_ns: 2_000.0,
         post_ns: 200.0,
+        // Of the bytes of a packet of 4 KiB, 98 of 100 are payload.
         bytes_per_second: match rails.iter().map(Rail::bytes_per_second).sum::<f64>() {
             0.0 => 12e9,
             all => 0.98 * all,
