@@ -116,7 +116,7 @@ def main():
         print("\n".join(case["name"] for case in rdma.CASES if wanted(case["name"])))
         return 0
     if args.list and args.wire:
-        print("\n".join(case["name"] for case in wire.CASES if wanted(case["name"])))
+        print("\n".join(case["name"] for case in wire.CASES + wire.PERFTEST_CASES if wanted(case["name"])))
         return 0
     if args.list:
         print("\n".join(row.name for row in ALWAYS + rows.OTHER_ROWS if wanted(row.name)))
@@ -146,7 +146,10 @@ def main():
         if skipped:
             print(f"tools/speed: {skipped[0]}", file=sys.stderr)
             return 1
-        text = wire.build(results)
+        beside, why_not = wire.measure_perftest(args.linerate, args.rounds, wanted, tell)
+        skipped += why_not
+        text = "\n\n".join([wire.build(results)] * bool(results) + [rdma.build(beside)] * bool(beside))
+        results += beside
     elif args.picture:
         tools, skipped = peers.build(args.peers)
         tools["linerate"] = args.linerate

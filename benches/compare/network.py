@@ -9,6 +9,8 @@ OVER_LOOPBACK = ("-mca", "btl", "self,tcp", "-mca", "btl_tcp_if_include", "lo")
 # Least ratios to Open MPI by size.
 TO_MPI = {8: 1.0, 64 * KIB: None, MIB: 1.0, 16 * MIB: 1.5}
 TO_IPERF3 = 0.95
+# Many ranks that share whatever cores there are.
+CROWDS = (32, 64, 128)
 # What sums may cost.
 CRC_MAX = 1.15
 HIERARCHICAL_MIN = 1.3
@@ -18,14 +20,14 @@ PROCESSES, PROCESSES_S_MAX = 64, 5.0
 SIMULATED, SIMULATED_S_MAX = 1024, 1.0
 
 
-def all_reduce(size, least):
+def all_reduce(ranks, size, least):
     return Row(
-        name=f"tcp 2 ranks {describe_size(size)}",
-        ours=bench("allreduce", 2, size, transport="tcp"),
-        peer=mpi(2, size, OVER_LOOPBACK),
+        name=f"tcp {ranks} ranks {describe_size(size)}",
+        ours=bench("allreduce", ranks, size, transport="tcp"),
+        peer=mpi(ranks, size, OVER_LOOPBACK),
         peer_ratio_min=least,
         size=size,
-        bus_factor=1.0,
+        bus_factor=2 * (ranks - 1) / ranks,
     )
 
 
@@ -66,7 +68,8 @@ def starting(name, ranks, transport, seconds_max):
 
 
 ROWS = [
-    *(all_reduce(size, least) for size, least in TO_MPI.items()),
+    *(all_reduce(2, size, least) for size, least in TO_MPI.items()),
+    *(all_reduce(ranks, size, 1.0) for ranks in CROWDS for size in (8, 32 * KIB)),
     *(puts(streams) for streams in (1, 2)),
     *protections("crc", "CRC32C", 1 / CRC_MAX),
     *protections("tls", "TLS 1.3", None),

@@ -75,10 +75,17 @@ def measure(linerate, rounds, wanted, tell):
     """What each run in the guest gave; what the machine was meanwhile; why the guest did not come, if it did not."""
     cases = [case for case in CASES if wanted(case["name"])]
     limit = SECONDS_PER_RUN * rounds * sum(2 * case.get("starts", 1) for case in cases) + 60
-    argv = [str(VM), "run", "--timeout", str(limit), "--", "python3", str(HERE / "rdma_guest.py"), "--cases", json.dumps(cases)]
-    argv += ["--linerate", str(pathlib.Path(linerate).resolve()), "--rounds", str(rounds)]
+    argv = [str(VM), "run", "--timeout", str(limit), "--", "python3", str(HERE / "rdma_guest.py")]
+    lines, code = collect(argv, linerate, cases, rounds, tell)
+    skipped = [f"{' '.join(argv[:3])}: exit code {code}"] if code else []
+    return [judge(case, lines) for case in cases], values("machine", "cores", lines, max), skipped
+
+
+def collect(argv, linerate, cases, rounds, tell, **settings):
+    """The lines of rdma_guest.py, which `argv` starts, and its exit code; `settings` of its process."""
+    argv = [*argv, "--cases", json.dumps(cases), "--linerate", str(pathlib.Path(linerate).resolve()), "--rounds", str(rounds)]
     lines = []
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as guest:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, **settings) as guest:
         for text in guest.stdout:
             if not text.startswith("{"):
                 print(text.rstrip(), file=sys.stderr)
@@ -87,8 +94,7 @@ def measure(linerate, rounds, wanted, tell):
             lines.append(line)
             if line["name"] != "machine":
                 tell(f"round {line['round'] + 1} of {rounds}: {line['name']}: {line['side']}")
-    skipped = [f"{' '.join(argv[:3])}: exit code {guest.returncode}"] if guest.returncode else []
-    return [judge(case, lines) for case in cases], values("machine", "cores", lines, max), skipped
+    return lines, guest.returncode
 
 
 def values(name, side, lines, best):
@@ -122,6 +128,8 @@ def judge(case, lines):
     result["met"] = None
     if result["ratio"] and result["ratio_min"]:
         result["met"] = result["ratio"] >= result["ratio_min"]
+    if quotient and "longer_us_max" in case:
+        result["met"] = result["ours"] - result["peer"] <= case["longer_us_max"]
     counts = [line["counts"] for line in lines if line["name"] == name and "counts" in line]
     # Of the last run, from its first connection on.
     result["counts"] = counts[-1] if counts else {}

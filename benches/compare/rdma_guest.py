@@ -1,5 +1,5 @@
 """Runs perftest and linerate in turns where RDMA devices are, and prints what each gave as lines of JSON. `rdma.py` starts it
-in a guest; it runs by itself wherever a device is.
+in a guest and `wire.py` beside soft-verbs; it runs by itself wherever a device is.
 
 Both ends of every run are on this machine, on one device. A line is {"round", "name", "side", and "value" or "failure"}; linerate's
 also have "counts", its transport's. A case may have several starts of each side in a round, as many of one as of the other. Each
@@ -92,7 +92,7 @@ def perftest(case, device, gid):
     argv = [f"ib_{case['test']}", "-d", device, "-x", str(gid), "-F", "-p", str(port)]
     # The service of atomic operations has words of one size.
     argv += ["-n", str(case["iterations"])] + ([] if case["test"].startswith("atomic") else ["-s", str(case["size"])])
-    argv += case.get("flags", [])
+    argv += case.get("flags", []) + case.get("peer_flags", [])
     server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
     try:
         until = time.monotonic() + LISTEN_S

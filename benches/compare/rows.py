@@ -102,7 +102,7 @@ ROWS = [
     all_reduce(4, 8, "registered", mpi(4, 8), cacheline(), peer_ratio_min=1.0),
     all_reduce(4, 16 * MIB, "registered", mpi(4, 16 * MIB), roofline(4, 16 * MIB), peer_ratio_min=3.0),
     all_reduce(16, 8, "registered", mpi(16, 8), limit=SIXTEEN_RANKS_US_MAX, limit_ratio_min=1.0),
-    *(all_reduce(ranks, size, "registered", mpi(ranks, size), peer_ratio_min=1.0) for ranks in (32, 64, 128) for size in (8, 32 * KIB)),
+    *(all_reduce(ranks, size, "registered", mpi(ranks, size), peer_ratio_min=1.0) for ranks in (32, 64, 128, 256) for size in (8, 32 * KIB)),
     Row(
         name="replay resnet50 2 ranks: exposed; limit: last flush by itself",
         ours=replay("resnet50", 2),

@@ -5,15 +5,21 @@ what the cores add, the lesser of the two.
 Above 8192 bytes nothing is moved (`bytes=none`), so that a row shows what linerate's own work allows; its twin at 25 Gbit/s
 moves and checks every byte. Two processes of this machine share it: a core each, or less where others run.
 
-Read first: ffi/soft-verbs/README.md.
+What a message costs stands beside perftest on the same device.
+
+Read first: ffi/soft-verbs/README.md, rdma.py (how perftest's rows are taken).
 """
 
 import json
 import os
 import pathlib
+import shutil
 import subprocess
+import sys
+import tempfile
 
 import peers
+import rdma
 import table
 from rows import KIB, MIB, describe_size
 
@@ -64,6 +70,16 @@ CASES = [
     *(gather(collective, 100, 64 * MIB, "caller") for collective in ("all-gather", "allreduce")),
 ]
 
+# Beside perftest. soft-verbs has none of the newer calls for sending; without -F perftest stops where clocks change.
+PERFTEST_FLAGS = {"peer_flags": ["--use_old_post_send"]}
+PERFTEST_RATE = 100
+PERFTEST_CASES = [
+    # The same number of messages per second is the least.
+    rdma.bandwidth("write_bw", 8, 100_000, 1.0, ("-q", "8")) | PERFTEST_FLAGS,
+    # perftest's loop posts and polls, and does nothing else.
+    rdma.latency("write_lat", 8, 20_000, None) | PERFTEST_FLAGS | {"longer_us_max": 0.3},
+]
+
 
 def payload(rate, size):
     """GB/s of payload that the wire carries of messages of this length."""
@@ -98,10 +114,7 @@ def measure(linerate, rounds, wanted, tell):
             sums[size] = max(sums[size], add_rate(roofline, size))
         for one in cases:
             tell(f"round {number + 1} of {rounds}: {one['name']}")
-            own = {
-                "LINERATE_IBVERBS_LIB": str(library),
-                "SOFT_VERBS": f"rate={one['rate']}gbit,latency={LATENCY},mtu={MTU},bytes={one['bytes']},host=each",
-            }
+            own = environment(library, one["rate"], one["bytes"])
             argv = [linerate, *one["arguments"]]
             done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | own, timeout=TIMEOUT)
             try:
@@ -109,6 +122,30 @@ def measure(linerate, rounds, wanted, tell):
             except (ValueError, KeyError, IndexError, TypeError):
                 failures[one["name"]].append((done.stderr.strip() or done.stdout.strip())[-300:])
     return [judge(one, found[one["name"]], failures[one["name"]], sums.get(one["size"])) for one in cases], []
+
+
+def measure_perftest(linerate, rounds, wanted, tell):
+    """What a message costs beside perftest; why that was not measured, if it was not."""
+    cases = [one for one in PERFTEST_CASES if wanted(one["name"])]
+    if not cases:
+        return [], []
+    if not shutil.which("ib_write_bw"):
+        return [], ["perftest is missing: apt-get install perftest"]
+    library = pathlib.Path(linerate).resolve().parent / "libsoft_verbs.so"
+    with tempfile.TemporaryDirectory() as folder:
+        # perftest is linked to libibverbs, and finds this in its place.
+        (pathlib.Path(folder) / "libibverbs.so.1").symlink_to(library)
+        # perftest's memory is no memfd: ours goes the same way.
+        own = os.environ | environment(library, PERFTEST_RATE, "all", "map=none") | {"LD_LIBRARY_PATH": folder}
+        argv = [sys.executable, str(rdma.HERE / "rdma_guest.py"), "--device", "soft0"]
+        lines, code = rdma.collect(argv, linerate, cases, rounds, tell, env=own)
+    skipped = [f"rdma_guest.py: exit code {code}"] if code else []
+    return [rdma.judge(one, lines) for one in cases], skipped
+
+
+def environment(library, rate, moved, *more):
+    words = [f"rate={rate}gbit", f"latency={LATENCY}", f"mtu={MTU}", f"bytes={moved}", "host=each", *more]
+    return {"LINERATE_IBVERBS_LIB": str(library), "SOFT_VERBS": ",".join(words)}
 
 
 def is_sum(one):

@@ -104,6 +104,10 @@ pub struct Region {
     pub access: AtomicU32,
     pub address: AtomicU64,
     pub bytes: AtomicU64,
+    /// The owner's descriptor of the memfd that it lies in, plus one; 0: peers cannot map it.
+    pub file: AtomicU32,
+    /// From which byte of the memfd on it lies there.
+    pub file_at: AtomicU64,
 }
 
 /// A queue pair, as its peer sees it.

@@ -98,7 +98,7 @@ pub fn carry_out(
         && remote.peer.load(Ordering::Relaxed) == core.number
         && remote.kind.load(Ordering::Relaxed) == core.kind.0;
     let is_up = |device: &AtomicU32| peer.port(device.load(Ordering::Relaxed)).is_up();
-    if !is_ready || !is_up(&remote.device) || (request.bytes == 0 && !is_there(&peer)) {
+    if !is_ready || !is_up(&remote.device) || !is_there(&peer, request.bytes == 0) {
         sending.peer = None;
         return Err(Failure::NoAnswer);
     }
@@ -166,7 +166,7 @@ impl Connection<'_> {
     }
 
     /// Memory of the peer that a request names, if this pair may use it so.
-    fn place(&self, request: &Request, bytes: u64, rights: access) -> Result<libc::iovec, Failure> {
+    fn place(&self, request: &Request, bytes: u64, rights: access) -> Result<Vectors, Failure> {
         let piece = Piece {
             address: request.address,
             bytes: bytes as u32,
@@ -175,12 +175,31 @@ impl Connection<'_> {
         let domain = self.remote.domain.load(Ordering::Relaxed);
         let is_allowed = self.remote.access.load(Ordering::Relaxed) & rights.0 == rights.0;
         let found = find(&self.peer.arena, domain, piece, rights).filter(|_| is_allowed);
-        found.ok_or_else(|| {
+        let found = found.ok_or_else(|| {
             self.bring_down(
                 ibv_event_type::IBV_EVENT_QP_ACCESS_ERR,
                 ended::IBV_WC_REM_ACCESS_ERR,
             )
-        })
+        })?;
+        Ok(self.vectors(&[(piece, found)]))
+    }
+
+    /// Memory of the peer, where it is mapped in this process, if all of it is.
+    fn vectors(&self, pieces: &[(Piece, libc::iovec)]) -> Vectors {
+        let mut here = Vectors::default();
+        here.is_mapped = true;
+        for &(piece, found) in pieces {
+            let Some(address) = self.peer.here(piece) else {
+                let mut there = Vectors::default();
+                pieces.iter().for_each(|&(_, found)| there.push(found));
+                return there;
+            };
+            here.push(libc::iovec {
+                iov_base: address.cast(),
+                ..found
+            });
+        }
+        here
     }
 
     /// Brings the peer's queue pair down, for this reason. The own one fails with this status.
@@ -218,7 +237,7 @@ impl Connection<'_> {
         );
         let mut into = Vectors::default();
         if is_write && request.bytes > 0 {
-            into.push(self.place(request, request.bytes, access::IBV_ACCESS_REMOTE_WRITE)?);
+            into = self.place(request, request.bytes, access::IBV_ACCESS_REMOTE_WRITE)?;
         }
         let needs_receive = !is_write || request.has_immediate();
         let taken = match needs_receive {
@@ -244,7 +263,7 @@ impl Connection<'_> {
     /// The memory of a receive for a message of this length.
     pub fn room(&self, taken: &Taken, bytes: u64) -> Result<Vectors, Failure> {
         let domain = self.remote.domain.load(Ordering::Relaxed);
-        let (mut into, mut left) = (Vectors::default(), bytes);
+        let (mut into, mut left) = (Vec::with_capacity(1), bytes);
         for &piece in taken.pieces() {
             let used = left.min(u64::from(piece.bytes));
             if used == 0 {
@@ -260,7 +279,7 @@ impl Connection<'_> {
                 piece,
                 access::IBV_ACCESS_LOCAL_WRITE,
             ) {
-                Some(found) => into.push(found),
+                Some(found) => into.push((piece, found)),
                 None => {
                     self.refuse(taken, ended::IBV_WC_LOC_PROT_ERR);
                     return Err(self
@@ -276,7 +295,7 @@ impl Connection<'_> {
                 ended::IBV_WC_REM_INV_REQ_ERR,
             ));
         }
-        Ok(into)
+        Ok(self.vectors(&into))
     }
 
     /// Ends the peer's receive with an error.
@@ -341,7 +360,7 @@ impl Connection<'_> {
         }
         let mut from = Vectors::default();
         if bytes > 0 {
-            from.push(self.place(request, bytes, rights)?);
+            from = self.place(request, bytes, rights)?;
         }
         match request.is_atomic() {
             true => self.operate(request, memory, &from)?,
@@ -418,6 +437,7 @@ pub fn moved(
     far: &Vectors,
     is_writing: bool,
 ) -> Result<(), i32> {
+    let other = if far.is_mapped { own } else { other };
     let total: usize = near.list().iter().map(|one| one.iov_len).sum();
     if let (true, [a], [b]) = (own == other, near.list(), far.list())
         && a.iov_len == b.iov_len
@@ -453,7 +473,7 @@ pub fn moved(
     }
 }
 
-/// Copies inside this process. An aligned word arrives whole.
+/// Copies inside this process. An aligned word arrives whole, and behind what came before it.
 fn copy_here(from: *const u8, to: *mut u8, bytes: usize) {
     if bytes == 8 && from.addr().is_multiple_of(8) && to.addr().is_multiple_of(8) {
         use std::sync::atomic::AtomicU64;
@@ -471,8 +491,17 @@ fn copy_here(from: *const u8, to: *mut u8, bytes: usize) {
     unsafe { std::ptr::copy(from, to, bytes) };
 }
 
+/// For how long a process that was seen to live is taken for one that does. Where the system moves
+/// the bytes, it tells at once.
+const SEEN_NS: u64 = 1_000_000;
+
 /// Whether the memory of a process is still there.
-fn is_there(peer: &Peer) -> bool {
+fn is_there(peer: &Peer, must_look: bool) -> bool {
+    let time = now();
+    if !must_look && time < peer.seen_at.load(Ordering::Relaxed) + SEEN_NS {
+        return true;
+    }
+    peer.seen_at.store(time, Ordering::Relaxed);
     let own = std::process::id() as libc::pid_t;
     let mut word = 0u64;
     let address = peer.arena.header().address.load(Ordering::Relaxed);

@@ -3,8 +3,10 @@
 //! It is a file that all processes of the network map: the names of hosts, the clocks of their
 //! ports, and a slot for each process. A queue pair's number says in which slot its process is.
 
-use crate::arena::{Arena, PAIR_BITS, PortState, started_at};
+use crate::arena::{Arena, PAIR_BITS, Piece, PortState, started_at};
 use crate::settings::{DEVICES_MAX, Settings};
+use crate::shared::Mapped;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -76,9 +78,40 @@ pub struct Peer {
     pub host: u32,
     started: u64,
     pub arena: Arc<Arena>,
+    /// Its registrations that were used, by key; `None`: this one cannot be mapped.
+    mapped: Mutex<BTreeMap<u32, Option<Mapped>>>,
+    /// When it was last seen to live.
+    pub seen_at: AtomicU64,
 }
 
 impl Peer {
+    fn new(process: libc::pid_t, host: u32, started: u64, arena: Arena) -> Arc<Peer> {
+        Arc::new(Peer {
+            process,
+            host,
+            started,
+            arena: Arc::new(arena),
+            mapped: Mutex::default(),
+            seen_at: AtomicU64::new(0),
+        })
+    }
+
+    /// Where a piece of a registration is mapped in this process; `None`: it cannot be mapped. The
+    /// caller holds the lock of a queue pair that reaches it.
+    pub fn here(&self, piece: Piece) -> Option<*mut u8> {
+        let region = self.arena.region(piece.key);
+        if region.file.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut all = self.mapped.lock().unwrap();
+        if !all.contains_key(&piece.key) {
+            // What is registered no more would keep its memory.
+            all.retain(|&key, _| self.arena.region(key).key.load(Ordering::Relaxed) == key);
+            all.insert(piece.key, Mapped::open(self.process, region));
+        }
+        all[&piece.key].as_ref().map(|one| one.here(piece.address))
+    }
+
     /// The state of one of its ports.
     pub fn port(&self, device: u32) -> &PortState {
         self.arena.header().port(device)
@@ -148,13 +181,7 @@ impl Network {
         place.started.store(started, Ordering::Relaxed);
         place.process.store(process, Ordering::Release);
         drop(lock);
-        let arena = Arc::new(arena);
-        let own = Arc::new(Peer {
-            process: process as i32,
-            host,
-            started,
-            arena,
-        });
+        let own = Peer::new(process as i32, host, started, arena);
         Ok(Network {
             base,
             folder: settings.folder.clone(),
@@ -199,13 +226,8 @@ impl Network {
             return Some(peer.clone());
         }
         peers.retain(|(known, _)| *known != slot);
-        let arena = Arc::new(Arena::open(&arena_path(&self.folder, slot)).ok()?);
-        let peer = Arc::new(Peer {
-            process: process as i32,
-            host,
-            started,
-            arena,
-        });
+        let arena = Arena::open(&arena_path(&self.folder, slot)).ok()?;
+        let peer = Peer::new(process as i32, host, started, arena);
         peers.push((slot, peer.clone()));
         Some(peer)
     }

@@ -7,12 +7,14 @@ use crate::network::{Network, now};
 use crate::pair::{Core, Pair};
 use crate::receives::Shared;
 use crate::settings::Settings;
+use crate::shared;
 use crate::socket::{self, Socket};
 use linerate_verbs_sys::raw::{
     ibv_access_flags as flags, ibv_device, ibv_event_type, ibv_qp_state,
 };
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -37,6 +39,8 @@ pub struct Process {
     free_shared: Mutex<Free>,
     failures_seen: AtomicU64,
     domains: AtomicU32,
+    /// The memfds of registered memory, by key. Peers open them by the numbers of these.
+    files: Mutex<BTreeMap<u32, OwnedFd>>,
     /// Bytes that are registered, and then how many may be.
     locked: AtomicU64,
     locked_max: u64,
@@ -107,6 +111,7 @@ impl Process {
             free_shared: Free::new(2, SHARED),
             failures_seen: AtomicU64::new(0),
             domains: AtomicU32::new(1),
+            files: Mutex::default(),
             locked: AtomicU64::new(0),
             locked_max: if has_memlock { locked_max() } else { u64::MAX },
         })
@@ -220,6 +225,14 @@ impl Process {
         region.address.store(address, Ordering::Relaxed);
         region.bytes.store(bytes, Ordering::Relaxed);
         let key = turn << 16 | place;
+        let has_maps = self.settings.has_maps;
+        let file = has_maps.then(|| shared::file_of(address, bytes)).flatten();
+        let number = file.as_ref().map_or(0, |(fd, _)| fd.as_raw_fd() as u32 + 1);
+        region.file.store(number, Ordering::Relaxed);
+        if let Some((fd, at)) = file {
+            region.file_at.store(at, Ordering::Relaxed);
+            self.files.lock().unwrap().insert(key, fd);
+        }
         region.key.store(key, Ordering::Release);
         Some(key)
     }
@@ -233,6 +246,7 @@ impl Process {
         for pair in self.pairs.lock().unwrap().values() {
             pair.wait_until_idle();
         }
+        self.files.lock().unwrap().remove(&key);
         self.regions
             .lock()
             .unwrap()

@@ -200,6 +200,8 @@ impl Request {
 pub struct Vectors {
     all: [libc::iovec; SEGMENTS_MAX + 1],
     count: usize,
+    /// Memory of the peer that is mapped in this process: the addresses are those of here.
+    pub is_mapped: bool,
 }
 
 impl Default for Vectors {
@@ -211,6 +213,7 @@ impl Default for Vectors {
         Vectors {
             all: [none; SEGMENTS_MAX + 1],
             count: 0,
+            is_mapped: false,
         }
     }
 }

@@ -15,7 +15,7 @@ const LAND_NS: u64 = 10_000;
 pub const DEVICES_MAX: usize = 8;
 
 const WORDS: &str = "profile=mlx5|mlx4|irdma|qedr|bnxt|small-cq|no-srq|efa-like, rate=NUMBERgbit|mbit, latency=TIME, mtu=256..4096, \
-                     bytes=none|all|NUMBER, devices=1..8, memlock=limit|none, host=NAME|each, net=FOLDER";
+                     bytes=none|all|NUMBER, map=memfd|none, devices=1..8, memlock=limit|none, host=NAME|each, net=FOLDER";
 
 /// What the devices of this process are like.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct Settings {
     pub mtu_bytes: u32,
     /// Longer messages have completions and headers, but their bytes are not moved.
     pub bytes_max: u64,
+    /// Whether peers map memory that lies in a memfd.
+    pub has_maps: bool,
     pub devices: usize,
     /// Whether registered memory counts as locked (`ulimit -l`), as the kernel counts it.
     pub has_memlock: bool,
@@ -57,6 +59,7 @@ impl Settings {
             latency_ns: 0,
             mtu_bytes: 4096,
             bytes_max: u64::MAX,
+            has_maps: true,
             devices: 1,
             has_memlock: false,
             host: if host.is_empty() { "local" } else { host }.into(),
@@ -97,6 +100,13 @@ impl Settings {
                     "none" => CONTROL_BYTES,
                     "all" => u64::MAX,
                     number => number.parse().ok()?,
+                }
+            }
+            "map" => {
+                self.has_maps = match value {
+                    "memfd" => true,
+                    "none" => false,
+                    _ => return None,
                 }
             }
             "devices" => {
@@ -168,6 +178,7 @@ mod tests {
             "rate=0gbit",
             "mtu=1000",
             "devices=9",
+            "map=all",
             "host=",
             "net=x",
             "faults=many",

@@ -10,6 +10,7 @@ mod rig;
 use linerate_verbs_sys::raw::*;
 use linerate_verbs_sys::*;
 use rig::{BYTES, End, PATIENCE, Process, ROLE, open, pair, rest};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -34,7 +35,8 @@ fn role() {
             };
             end.post(5, Operation::Write(last, None), Local::Inline(&all));
             assert!(end.next().is_success());
-            println!("RESULT written");
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            println!("RESULT {}", maps.matches(rig::MEMFD_NAME).count());
             rest();
         }
         Ok("read-words") => {
@@ -100,6 +102,29 @@ fn role() {
             assert_eq!(second, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
             println!("RESULT lost");
         }
+        Ok("register-again") => {
+            let context = open().unwrap();
+            let [end, other] = End::both([&context, &context]);
+            let mut ended = None;
+            for _ in 0..20 {
+                let memory = Arc::clone(&other.memory) as Arc<dyn Memory>;
+                let region = Mr::register(other.region.pd(), memory, rig::ACCESS).unwrap();
+                let place = region.place(0).unwrap();
+                end.post(5, Operation::Write(place, None), Local::Inline(&[1; 8]));
+                assert!(end.next().is_success());
+                ended = Some(place);
+            }
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let count = maps.matches(rig::MEMFD_NAME).count();
+            assert!(
+                count <= 3,
+                "mapped {count} times: two ends, and the last registration"
+            );
+            let last = Operation::Write(ended.unwrap(), None);
+            end.post(5, last, Local::Inline(&[1; 8]));
+            assert_eq!(end.next().status(), ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
+            println!("RESULT refused, and kept nothing");
+        }
         Ok("stay") => {
             let _end = End::meet();
             println!("READY");
@@ -121,9 +146,24 @@ fn role() {
 
 #[test]
 fn an_aligned_word_arrives_whole() {
-    let [mut writer, mut reader] = pair(["write-words", "read-words"], "");
-    assert_eq!(writer.said("RESULT "), "written");
-    println!("{}", reader.said("RESULT "));
+    // Moved by the system, and by the processor to memory that both have mapped.
+    for (variable, mappings) in [(None, "0"), (Some(rig::MEMFD), "2")] {
+        let [mut writer, mut reader] = rig::pair_with(["write-words", "read-words"], "", variable);
+        assert_eq!(
+            writer.said("RESULT "),
+            mappings,
+            "its own memory, and the peer's"
+        );
+        println!("{}", reader.said("RESULT "));
+    }
+}
+
+#[test]
+fn memory_of_a_peer_is_kept_no_longer_than_it_is_registered() {
+    for variable in [None, Some(rig::MEMFD)] {
+        let mut process = Process::start_with("register-again", "", variable);
+        assert_eq!(process.said("RESULT "), "refused, and kept nothing");
+    }
 }
 
 #[test]
@@ -149,13 +189,17 @@ fn who_sleeps_is_woken_when_the_wire_has_brought_it() {
 
 #[test]
 fn a_peer_that_is_killed_does_not_answer() {
-    let [mut first, mut second] = pair(["lose", "stay"], "");
-    first.said("READY");
-    second.said("READY");
-    second.child.kill().unwrap();
-    second.child.wait().unwrap();
-    first.tell("go on");
-    assert_eq!(first.said("RESULT "), "lost");
+    for variable in [None, Some(rig::MEMFD)] {
+        let [mut first, mut second] = rig::pair_with(["lose", "stay"], "", variable);
+        first.said("READY");
+        second.said("READY");
+        second.child.kill().unwrap();
+        second.child.wait().unwrap();
+        // Memory that is mapped outlives its owner; what was seen to live is looked at again.
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        first.tell("go on");
+        assert_eq!(first.said("RESULT "), "lost");
+    }
 }
 
 #[test]

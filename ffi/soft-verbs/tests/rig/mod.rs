@@ -3,7 +3,7 @@
 
 use linerate_verbs_sys::raw::*;
 use linerate_verbs_sys::*;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::process::{Child, Command, Stdio};
@@ -26,10 +26,38 @@ pub const ACCESS: ibv_access_flags = ibv_access_flags(
         | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
 );
 
-/// Memory that only atomics touch.
-pub struct Bytes(pub Vec<AtomicU64>);
+/// Where an end has its memory: any word, a memfd that peers can map.
+pub const MEMFD: &str = "SOFT_VERBS_TEST_MEMFD";
+/// The name of that memfd in lists of mapped memory.
+pub const MEMFD_NAME: &str = "soft-verbs-test";
 
-// SAFETY: the vector never changes its place or length, and is only touched through atomics.
+/// Memory that only atomics touch.
+pub struct Bytes(pub &'static [AtomicU64]);
+
+impl Bytes {
+    /// It is never given back.
+    fn new() -> Bytes {
+        if std::env::var_os(MEMFD).is_none() {
+            return Bytes(Vec::leak(
+                (0..BYTES / 8).map(|_| AtomicU64::new(0)).collect(),
+            ));
+        }
+        let name = CString::new(MEMFD_NAME).unwrap();
+        // SAFETY: a name that ends, a new file of this length, and a new mapping of all of it, which
+        // stays; zeros are atomics.
+        unsafe {
+            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING);
+            assert_eq!(libc::ftruncate(fd, BYTES as i64), 0);
+            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let base = libc::mmap(std::ptr::null_mut(), BYTES, rights, libc::MAP_SHARED, fd, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            Bytes(std::slice::from_raw_parts(base.cast(), BYTES / 8))
+        }
+    }
+}
+
+// SAFETY: it never changes its place or length, and is only touched through atomics.
 unsafe impl Memory for Bytes {
     fn address(&self) -> *mut u8 {
         self.0.as_ptr().cast_mut().cast()
@@ -82,7 +110,7 @@ impl End {
         let pd = Pd::allocate(context).unwrap();
         let channel = CompletionChannel::create(context).unwrap();
         let queue = CompletionQueue::create(context, 256, Some(&channel), 0, 7).unwrap();
-        let memory = Arc::new(Bytes((0..BYTES / 8).map(|_| AtomicU64::new(0)).collect()));
+        let memory = Arc::new(Bytes::new());
         let region = Mr::register(&pd, memory.clone() as Arc<dyn Memory>, access).unwrap();
         let options = QueuePairOptions {
             kind: ibv_qp_type::IBV_QPT_RC,
@@ -250,8 +278,14 @@ pub struct Process {
 
 impl Process {
     pub fn start(role: &str, settings: &str) -> Process {
+        Process::start_with(role, settings, None)
+    }
+
+    /// As [`Process::start`], with a variable of the environment.
+    pub fn start_with(role: &str, settings: &str, variable: Option<&str>) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "role", "--nocapture"])
+            .envs(variable.map(|name| (name, "yes")))
             .env(ROLE, role)
             .env("SOFT_VERBS", settings)
             .stdin(Stdio::piped())
@@ -293,10 +327,15 @@ impl Drop for Process {
 
 /// Two processes that have met, on two hosts of one network.
 pub fn pair(roles: [&str; 2], settings: &str) -> [Process; 2] {
+    pair_with(roles, settings, None)
+}
+
+/// As [`pair`], with a variable of the environment.
+pub fn pair_with(roles: [&str; 2], settings: &str, variable: Option<&str>) -> [Process; 2] {
     let hosts = ["a", "b"];
     let mut both = [0, 1].map(|end| {
         let settings = format!("{settings},host={}", hosts[end]);
-        Process::start(roles[end], settings.trim_start_matches(','))
+        Process::start_with(roles[end], settings.trim_start_matches(','), variable)
     });
     let [first, second] = [0, 1].map(|end| both[end].said("AT "));
     both[0].tell(&second);
