@@ -66,6 +66,7 @@
 //! |   | `fusion` | which tensors are reduced together: a pure state machine |
 //! |   | `partial` | which round of a partial allreduce begins when, with what: a pure state machine |
 //! |   | `sparse` | sparse allreduce: what a rank sends, receives and keeps, as pure machines |
+//! |   | `staleness` | which worker of a parameter server waits for which: a pure state machine |
 //! |   | [`transport`] | the contract and its providers: `shm`, `tcp`, `verbs`, `sim` |
 //! | 4 | `engine` | runs schedules on transports |
 //! | 5 | `bootstrap` | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
@@ -138,6 +139,7 @@ pub mod reports;
 pub mod schedule;
 pub mod sim;
 mod sparse;
+mod staleness;
 mod sync;
 mod time;
 pub mod transport;

@@ -71,6 +71,10 @@ pub mod sparse {
     };
 }
 
+pub mod staleness {
+    pub use crate::staleness::{Controller, Decision, Reading, Release, Run, Staleness, run};
+}
+
 pub mod transport {
     pub use crate::transport::between::own_offer;
     pub use crate::transport::open::{UNBUILT, check_name};

@@ -11,9 +11,10 @@
 //! A device has no thread. Each process has memory that its peers map (`arena.rs`): its keys, queue
 //! pairs, receives and completions. A process that posts a request looks the peer's key up there,
 //! moves the bytes by `process_vm_writev` or `process_vm_readv`, or where they lie in a memfd by
-//! mapping that (`shared.rs`), takes the peer's receive and leaves its completion. Each completion has a time: when a wire of the chosen rate and latency,
-//! which all processes of a host share, would have brought it (`network.rs`). It cannot be polled
-//! earlier, and then it wakes a process that sleeps on the channel (`channel.rs`).
+//! mapping that (`shared.rs`), takes the peer's receive and leaves its completion. Each completion
+//! has a time: when a wire of the chosen rate and latency, which all processes of a host share,
+//! would have brought it (`network.rs`). It cannot be polled earlier, and then it wakes a process
+//! that sleeps on the channel (`channel.rs`).
 //!
 //! # What differs from a device
 //!

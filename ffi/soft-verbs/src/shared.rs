@@ -32,8 +32,8 @@ pub fn file_of(address: u64, bytes: u64) -> Option<(OwnedFd, u64)> {
     None
 }
 
-/// The file and the offset of these bytes, if this line of `/proc/self/maps` is that of a memfd that
-/// has all of them.
+/// The file and the offset of these bytes, if this line of `/proc/self/maps` is that of a memfd
+/// which has all of them.
 fn place_of(line: &str, address: u64, bytes: u64) -> Option<(u64, u64)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;

@@ -2,16 +2,18 @@
 //! paper's number beside ours.
 //!
 //! Read first: `skew.rs`, then `eager_sgd/mod.rs`. What several experiments need: data
-//! (`digits.rs`), models (`model.rs`), how long steps take (`load.rs`), pictures (`plot.rs`), many
-//! ranks in virtual time (`virtual_time.rs`).
+//! (`digits.rs`), models (`model.rs`), how long steps take (`load.rs`), pictures (`plot.rs`), what
+//! a part says (`section.rs`), many ranks in virtual time (`virtual_time.rs`).
 
 mod arithmetic;
 mod digits;
+mod dssp;
 mod eager_sgd;
 mod load;
 mod model;
 mod oktopk;
 mod plot;
+mod section;
 mod skew;
 mod virtual_time;
 
@@ -36,6 +38,9 @@ enum Name {
     /// Sparse allreduce: Table 1, times of 256 ranks, thresholds, balancing, scaling, training (Li
     /// and Hoefler, PPoPP 2022)
     Oktopk(Box<oktopk::OkTopkArgs>),
+    /// Bounded staleness: pushes of workers that are not alike with BSP, SSP, DSSP and ASP (Zhao et
+    /// al., ICDCS 2019)
+    Dssp(dssp::DsspArgs),
 }
 
 /// Runs the one that is named.
@@ -44,5 +49,6 @@ pub fn run(args: &ExperimentArgs) -> ExitCode {
         Name::Skew(args) => skew::run(args),
         Name::EagerSgd(args) => eager_sgd::run(args),
         Name::Oktopk(args) => oktopk::run(args),
+        Name::Dssp(args) => dssp::run(args),
     }
 }

@@ -129,3 +129,39 @@ fn few_ranks_leave_out_the_quorum_that_they_do_not_fill() {
     assert_eq!(code, Some(2));
     assert!(stderr.contains("a quorum of 8 of 7 ranks"), "{stderr}");
 }
+
+#[test]
+fn staleness_in_virtual_time_keeps_its_bounds_and_names_every_mode() {
+    let line = "experiment dssp --seeds 2 --json -";
+    let (code, stdout, stderr) = run(line);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert_eq!(run(line).1, stdout, "the same every time");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    let rows = document["parts"]["throughput"]["results"]
+        .as_array()
+        .unwrap();
+    assert_eq!(rows.len(), 7 * 8 * 2);
+    for row in rows {
+        assert!(stderr.contains(row["mode"].as_str().unwrap()), "{row}");
+        let bound = match row["mode"].as_str().unwrap() {
+            "BSP" => 1,
+            "SSP 3" => 4,
+            "DSSP(3,12) strict" => 15,
+            _ => continue,
+        };
+        assert!(row["drift_max"].as_u64().unwrap() <= bound, "{row}");
+    }
+    for (line, reason) in [
+        (
+            "--s-lower 16",
+            "lower bound of the drift is 16 and the upper one 15",
+        ),
+        ("--s-upper 9999", "4096 at most"),
+        ("--part table3", "possible values"),
+        ("--seeds 0", "--seeds"),
+    ] {
+        let (code, stdout, stderr) = run(&format!("experiment dssp {line}"));
+        assert_eq!(code, Some(2), "{line}: {stderr}");
+        assert!(stderr.contains(reason) && stdout.is_empty(), "{stderr}");
+    }
+}

@@ -43,7 +43,7 @@ impl Bytes {
             ));
         }
         let name = CString::new(MEMFD_NAME).unwrap();
-        // SAFETY: a name that ends, a new file of this length, and a new mapping of all of it, which
+        // SAFETY: a name that ends, a new file of this length, and a new mapping of all of it that
         // stays; zeros are atomics.
         unsafe {
             let fd = libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING);

@@ -2,9 +2,9 @@
 //! gathering it as it lies.
 
 use super::OkTopkArgs;
-use super::section::Section;
 use super::shape::BERT;
 use crate::plot::{Chart, Line};
+use crate::section::Section;
 use linerate::options::{Algorithm, Regions};
 use linerate::reports::Phase;
 use linerate::unstable::prng::{Prng, mix};

@@ -1,7 +1,7 @@
 //! The worst placements of picks, with real entries on a fabric without latency. A step may take no
 //! longer than its 6k words.
 
-use super::section::Section;
+use crate::section::Section;
 use linerate::options::{Algorithm, Balance};
 use linerate::reports::Phase;
 use linerate::unstable::prng::{Prng, mix};

@@ -2,10 +2,10 @@
 //! communication is that of the modelled fabric, computation is given.
 
 use super::OkTopkArgs;
-use super::section::Section;
 use super::shape::{BERT, Scheme, Shape};
 use super::timed::time_all;
 use crate::plot::{Chart, Line};
+use crate::section::Section;
 use linerate::SparseOptions;
 use linerate::options::{Algorithm, Mode};
 use linerate::transport::{Region, View};

@@ -1,7 +1,7 @@
 //! Table 1: words and messages of each scheme as they are counted, beside its formula.
 
-use super::section::Section;
 use super::shape::{BERT, Scheme, run_sized};
+use crate::section::Section;
 use linerate::reports::Phase;
 use linerate::unstable::sparse::{Entries, OkTopkState, Sized, Support};
 use linerate_job::fabric::{Fabric, Network, Outcome};

@@ -3,8 +3,8 @@
 
 use super::OkTopkArgs;
 use super::observe::{Job, Seen, Thresholds};
-use super::section::Section;
 use crate::plot::{Chart, Line};
+use crate::section::Section;
 use linerate::SparseOptions;
 use linerate::options::{Algorithm, DsaVariant, Mode};
 use serde_json::{Value, json};

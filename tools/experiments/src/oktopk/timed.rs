@@ -1,8 +1,8 @@
 //! Every scheme at the size of BERT on the paper's fabric: how long its communication takes.
 
-use super::section::Section;
 use super::shape::{BERT, Scheme, Shape, run_sized};
 use super::{OkTopkArgs, extremes};
+use crate::section::Section;
 use linerate::options::Algorithm;
 use linerate::unstable::sparse::{OkTopkState, Support, choose};
 use linerate_job::fabric::{Fabric, Network};

@@ -1,8 +1,8 @@
 //! What the training of real ranks says: losses against steps, bytes and time.
 
 use super::rank::{DENSITY, Optimiser, Point, Run, Training};
-use super::section::Section;
 use crate::plot::{Chart, Line};
+use crate::section::Section;
 use serde_json::{Value, json};
 
 /// What a loss is drawn against: its name, its axis, and how it is read.

@@ -1,0 +1,140 @@
+//! `linerate experiment dssp`: workers of a parameter server that are not alike, with bulk
+//! synchronous, bounded and unbounded staleness (Zhao et al., ICDCS 2019).
+//!
+//! Every line names its mode: the paper's rules leave open when a worker goes on again, and only
+//! one reading gives the paper's times (`linerate`'s module `staleness`). Read first: [`run`], then
+//! `throughput.rs`.
+
+mod throughput;
+
+use clap::{Args, ValueEnum};
+use linerate::unstable::staleness::{Reading, Release, Staleness};
+use linerate_job::ending::{self, USAGE};
+use linerate_job::output;
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What can be run by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Pushes per unit of time of workers with given times of a step, in virtual time
+    Throughput,
+}
+
+/// Compare bulk synchronous, bounded and unbounded staleness.
+#[derive(Args, Clone, Debug)]
+pub struct DsspArgs {
+    /// What is run
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["throughput"])]
+    part: Vec<Part>,
+    /// The lower bound of DSSP, s_L
+    #[arg(long, default_value_t = 3)]
+    s_lower: u32,
+    /// The upper bound of DSSP, s_U
+    #[arg(long, default_value_t = 15)]
+    s_upper: u32,
+    /// Runs of each kind, with seeds from --seed on
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    seeds: u64,
+    /// The first seed
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A folder for plots (SVG); made where it is missing
+    #[arg(long, value_name = "FOLDER")]
+    plots: Option<PathBuf>,
+    /// Write the results as one JSON document; with `-` to stdout, and what is for people to stderr
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<PathBuf>,
+}
+
+/// Checks the arguments, then runs the parts.
+pub fn run(args: &DsspArgs) -> ExitCode {
+    let modes = match prepare(args) {
+        Ok(modes) => modes,
+        Err(reason) => return ending::fail(USAGE, &reason),
+    };
+    ending::end(run_parts(args, &modes))
+}
+
+fn prepare(args: &DsspArgs) -> Result<Vec<Mode>, String> {
+    let json = args.json.as_deref();
+    json.map_or(Ok(()), |target| output::check_target("--json", target))?;
+    crate::plot::make_folder(args.plots.as_deref())?;
+    let checked = Staleness::dssp(args.s_lower, args.s_upper);
+    checked.map_err(|error| format!("--s-lower, --s-upper: {error}"))?;
+    Ok(modes(args.s_lower, args.s_upper - args.s_lower))
+}
+
+fn run_parts(args: &DsspArgs, modes: &[Mode]) -> Result<(), String> {
+    let mut document = Map::new();
+    for part in &args.part {
+        let section = match part {
+            Part::Throughput => throughput::run(args, modes)?,
+        };
+        let text = section.text();
+        match args.json.as_deref().is_some_and(output::is_stdout) {
+            true => output::print_error(text.trim_end()),
+            false => output::print_text(&text)?,
+        }
+        if let Some(folder) = &args.plots {
+            for (name, chart) in &section.charts {
+                chart.write(&folder.join(format!("dssp-{name}.svg")))?;
+            }
+        }
+        document.insert(section.name.into(), section.json());
+    }
+    let document = json!({
+        "experiment": "dssp",
+        "version": env!("CARGO_PKG_VERSION"),
+        "parts": Value::Object(document),
+    });
+    let json = args.json.as_deref();
+    json.map_or(Ok(()), |target| output::write_json(target, &document))
+}
+
+/// A staleness with its name.
+#[derive(Clone, Debug)]
+struct Mode {
+    name: String,
+    staleness: Staleness,
+}
+
+impl Mode {
+    /// The bounds, where it has them.
+    fn bounds(&self) -> (Option<u32>, Option<u32>) {
+        match self.staleness {
+            Staleness::Bsp => (Some(0), Some(0)),
+            Staleness::Ssp(s_lower) => (Some(s_lower), Some(0)),
+            Staleness::Dssp { s_lower, r_max, .. } => (Some(s_lower), Some(r_max)),
+            Staleness::Asp => (None, None),
+        }
+    }
+}
+
+/// The paper's modes, and the readings of its DSSP.
+fn modes(s_lower: u32, r_max: u32) -> Vec<Mode> {
+    let mode = |name: &str, staleness| Mode {
+        name: name.into(),
+        staleness,
+    };
+    let dssp = |name: &str, release| {
+        let staleness = Staleness::Dssp {
+            s_lower,
+            r_max,
+            release,
+            reading: Reading::Wait,
+        };
+        mode(&format!("DSSP({s_lower},{r_max}) {name}"), staleness)
+    };
+    vec![
+        mode("BSP", Staleness::Bsp),
+        mode("SSP 3", Staleness::Ssp(3)),
+        mode("SSP 6", Staleness::Ssp(6)),
+        mode("SSP 15", Staleness::Ssp(15)),
+        dssp("strict", Release::Strict),
+        dssp("literal", Release::Literal),
+        dssp("paper", Release::Paper),
+        mode("ASP", Staleness::Asp),
+    ]
+}
