@@ -23,7 +23,7 @@
 //! ```
 //!
 //! Read first: [`Communicator`] with its collectives, [`Buffer`], [`Operation`], [`Config`]; then
-//! [`Fusion`], [`SparseAllreduce`] and [`PartialAllreduce`]. `examples/` has a program for each.
+//! [`Fusion`], [`SparseAllreduce`], [`PartialAllreduce`] and [`Window`]. `examples/` has programs.
 //! Names that most programs never need lie in modules: [`elements`] has element types beyond
 //! Rust's, [`options`] and [`reports`] have the types of fields, [`sim`] the settings of a
 //! [`Simulation`]. To write a provider, read [`transport`]; to write an algorithm, [`schedule`] and
@@ -153,7 +153,7 @@ mod wire;
 pub use comm::{
     Batch, Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Group, Input, Lend,
     Operation, Output, PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation,
-    SparseAllreduce, SparseResult, Tagged,
+    SparseAllreduce, SparseResult, Tagged, Window,
 };
 pub use config::{Config, Progress};
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@ mod cases;
 
 use super::{
     Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Operation, PartialAllreduce,
-    PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce, SparseResult,
+    PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce, SparseResult, Window,
 };
 use crate::config::{Config, Progress};
 use crate::error::{Error, Result};
@@ -45,6 +45,7 @@ struct Held {
     /// Operations of rank 0. Rank 1 starts them only after both ranks have checked their children.
     under_way: Vec<Operation>,
     queue: CompletionQueue,
+    window: Option<Window<u64>>,
     fusion: Option<Fusion>,
     partial: Option<PartialAllreduce>,
     partial_fusion: Option<PartialFusion>,
@@ -93,6 +94,7 @@ fn hold(comm: Communicator, only: Communicator) -> Held {
         .start(std::slice::from_ref(&small))
         .unwrap();
     let fusion = Fusion::new(&comm, FusionOptions::default(), tensors()).unwrap();
+    let window = comm.window(&comm.alloc(4).unwrap()).unwrap();
     let under_way = match comm.rank() {
         0 => start_all(&comm, &buffer),
         _ => Vec::new(),
@@ -103,6 +105,7 @@ fn hold(comm: Communicator, only: Communicator) -> Held {
     Held {
         only: Some(only),
         queue: comm.completion_queue().unwrap(),
+        window: Some(window),
         under_way,
         fusion: Some(fusion),
         partial: Some(partial.unwrap()),

@@ -57,6 +57,7 @@ mod split;
 mod started;
 mod submit;
 mod tagged;
+mod window;
 
 pub use batch::Batch;
 pub use buffer::Buffer;
@@ -75,3 +76,4 @@ pub use queue::CompletionQueue;
 pub use simulation::Simulation;
 pub use sparse::{SparseAllreduce, SparseResult, StepTimes};
 pub use tagged::Tagged;
+pub use window::Window;

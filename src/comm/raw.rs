@@ -272,6 +272,16 @@ impl RawBuffer {
             .map(|(owner, held)| held.keep(&owner.borrows, owner.clone(), false)))
     }
 
+    /// As [`RawBuffer::keep_all`], for bytes that peers may reach until the result ends.
+    pub(super) fn keep_reachable(
+        &self,
+        access: Access,
+        name: &'static str,
+    ) -> Result<Option<Kept>> {
+        let held = self.borrow_all(access, name)?;
+        Ok(self.keep(held))
+    }
+
     /// Writes elements, from element `index` on. Nothing else may use the memory. Panics if they do
     /// not fit.
     pub fn write<T: Element>(&self, index: usize, source: &[T]) {

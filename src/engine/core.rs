@@ -4,10 +4,10 @@ use super::driver::{Driver, Host};
 use super::links::{Contact, Links};
 use super::numbers::Numbers;
 use super::pool::Pool;
+use super::remote::Remotes;
 use super::round::Round;
 use super::staged::Staged;
 use super::state::{Failing, Leaving, Notices, Publishing};
-use super::suspect::Suspect;
 use super::tag::Token;
 use super::tagged::Tagged;
 use super::task::Tasks;
@@ -60,9 +60,9 @@ pub struct Engine {
     /// Per peer: how many sends to it, and how many receives from it, pairwise rounds have had.
     pub(super) pair_counts: Vec<(u64, u64)>,
     pub(super) tagged: Tagged,
+    pub(super) remotes: Remotes,
     pub(super) failing: Failing,
     pub(super) leaving: Leaving,
-    pub(super) suspect: Option<Suspect>,
     pub(super) notices: Notices,
     /// When [`Engine::drive_slow`] is due again.
     slow_at: Time,
@@ -100,9 +100,9 @@ impl Engine {
             staged: Staged::new(),
             pair_counts: vec![(0, 0); ranks as usize],
             tagged: Tagged::new(ranks),
+            remotes: Remotes::default(),
             failing: Failing::default(),
             leaving: Leaving::default(),
-            suspect: None,
             notices: Notices::default(),
             slow_at: Time::default(),
         })
@@ -291,6 +291,9 @@ impl Engine {
         if !self.tasks.queue.is_empty() {
             self.start_queued(now);
         }
+        if self.remotes.has_work() {
+            self.run_remotes();
+        }
         if self.notices.has_unsent {
             self.send_notices();
         }
@@ -302,6 +305,7 @@ impl Engine {
             || !self.leaving.untold.is_empty()
             || !self.tasks.queue.is_empty()
             || !self.publishing.to.is_empty()
+            || self.remotes.has_work()
             || self.driver.is_profiled();
     }
 
@@ -333,7 +337,8 @@ impl Engine {
         let is_blocked = self.failing.cause.is_some()
             || self.notices.has_unsent
             || !self.tasks.queue.is_empty()
-            || !self.publishing.to.is_empty();
+            || !self.publishing.to.is_empty()
+            || !self.remotes.is_idle();
         if is_blocked {
             return 0;
         }
@@ -461,6 +466,9 @@ impl Engine {
         match Token::parse(completion.token) {
             Token::ControlReceive(peer) => self.handle_control(peer, completion, now),
             Token::NoticeReceive(peer) => self.handle_notice(peer, completion),
+            Token::Remote(place, generation) => {
+                self.handle_remote((place, generation), completion);
+            }
             Token::Forget if completion.outcome == Outcome::BadKey => {
                 let text = format!(
                     "rank {} does not know the control memory it announced",

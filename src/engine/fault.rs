@@ -66,6 +66,7 @@ impl Engine {
         self.driver.links.transport.withdraw();
         self.end_cached();
         self.tagged.clear();
+        self.remotes.clear();
         self.tasks.fail(&error);
     }
 
@@ -114,7 +115,7 @@ impl Engine {
         match message.kind {
             ControlKind::Query => self.answer(peer, &message),
             ControlKind::Status => {
-                if let Some(suspect) = &mut self.suspect {
+                if let Some(suspect) = &mut self.failing.suspect {
                     suspect.answers[peer as usize] = Some(Answer {
                         started: message.sequence,
                         ended: message.signature,
@@ -253,11 +254,16 @@ impl Engine {
             }
         }
         self.note_moves();
-        if let Some((suspect, task)) = self.suspect.as_ref().and_then(|s| Some((s, s.task?))) {
+        if let Some((suspect, task)) = self
+            .failing
+            .suspect
+            .as_ref()
+            .and_then(|s| Some((s, s.task?)))
+        {
             let is_moving = !self.tasks[task].is_running()
                 || now.since(self.tasks[task].last_moved) < suspect.waited;
             if is_moving {
-                self.suspect = None;
+                self.failing.suspect = None;
             } else if self.is_answered(suspect, now) {
                 let error = self.give_up(task);
                 self.fail(error, true);
@@ -324,10 +330,10 @@ impl Engine {
         awaited: &[Rank],
         now: Time,
     ) -> Option<(Vec<Rank>, String)> {
-        match self.suspect.take() {
+        match self.failing.suspect.take() {
             Some(suspect) if suspect.task.is_none() && suspect.since == since => {
                 if !self.is_answered(&suspect, now) {
-                    self.suspect = Some(suspect);
+                    self.failing.suspect = Some(suspect);
                     return None;
                 }
                 let is_silent = |rank: &Rank| suspect.answers[*rank as usize].is_none();
@@ -342,7 +348,7 @@ impl Engine {
             }
             // An operation makes no progress, and its error says more.
             Some(suspect) if suspect.task.is_some() => {
-                self.suspect = Some(suspect);
+                self.failing.suspect = Some(suspect);
                 None
             }
             _ => {
@@ -376,7 +382,8 @@ impl Engine {
         let mut tasks = rounds
             .map(|r| r.task)
             .chain(self.tasks.queue.front().copied())
-            .chain(self.tagged.tasks());
+            .chain(self.tagged.tasks())
+            .chain(self.remotes.tasks());
         tasks.find(|&index| {
             let task = &self.tasks[index];
             last_moved = last_moved.max(task.last_moved);
@@ -403,10 +410,19 @@ impl Engine {
             .all()
             .flat_map(|round| self.driver.awaited(round));
         let is_queued = self.rounds.is_empty() && !self.tasks.queue.is_empty();
-        let mut receives = self.tagged.tasks();
-        let of_receive = |task: usize| self.awaited_by_receive(task).into_iter();
+        let mut others = self.tagged.tasks().chain(self.remotes.tasks());
         let has_failed = |peer: Rank| self.driver.links.has_failed(peer);
-        is_queued || needed.any(has_failed) || receives.any(|task| of_receive(task).any(has_failed))
+        let needs = |task: usize| self.awaited_by(task).into_iter().any(has_failed);
+        is_queued || needed.any(has_failed) || others.any(needs)
+    }
+
+    /// The peers that a task without rounds waits for.
+    fn awaited_by(&self, task: usize) -> Vec<Rank> {
+        match self.remotes.peer_of(task) {
+            Some(peer) => vec![peer],
+            None if self.remotes.is_wait(task) => self.driver.links.others().collect(),
+            None => self.awaited_by_receive(task),
+        }
     }
 
     fn ask(&mut self, task: Option<usize>, since: Time, now: Time) {
@@ -422,7 +438,7 @@ impl Engine {
         let waited = task.map_or(self.config.timeout, |task| {
             self.timeout_of(&self.tasks[task])
         });
-        self.suspect = Some(Suspect {
+        self.failing.suspect = Some(Suspect {
             task,
             since,
             sequence,
@@ -481,10 +497,10 @@ impl Engine {
 
     /// The error of an operation that has made no progress.
     fn give_up(&mut self, task: usize) -> Error {
-        let suspect = self.suspect.take().expect("somebody stood still");
+        let suspect = self.failing.suspect.take().expect("somebody stood still");
         let round = self.rounds.of_task(task);
-        let of_receive = || self.awaited_by_receive(task);
-        let mut missing = round.map_or_else(of_receive, |round| self.driver.awaited(round));
+        let of_others = || self.awaited_by(task);
+        let mut missing = round.map_or_else(of_others, |round| self.driver.awaited(round));
         if missing.is_empty() {
             // The operation cannot start before the ranks that have ended the fewest operations
             // have ended more.

@@ -52,6 +52,7 @@ impl Engine {
         self.driver.links.mark_left(peer, done);
         self.driver.moved = true;
         self.fail_receives_of_left();
+        self.fail_remotes_of_left();
         self.note_left(Left {
             rank: peer,
             sequence: done,
@@ -158,7 +159,7 @@ impl Engine {
         };
         let mut given_up = self.rounds.remove_task(index);
         self.tasks.queue.retain(|&queued| queued != index);
-        self.suspect = None;
+        self.failing.suspect = None;
         for round in &mut given_up {
             self.driver.cancel_receives(round);
             if self.undecided == round.sequence() {

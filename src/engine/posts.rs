@@ -10,6 +10,8 @@
 //!   slices go back.
 //! - The transport holds what is registered with it. After a failure it reads and writes nothing
 //!   else: sends from other memory are copied when posted, or read by the peer (clause 18).
+//! - The task of an operation on memory of a peer holds its buffers until that has ended, and after
+//!   a failure as long as the engine.
 //! - Control memory is registered, and nobody makes references to it.
 //!
 //! An operation borrows its buffers (`memory/borrows.rs`), so that nobody gets a slice of them
@@ -20,7 +22,7 @@
 
 use super::links::Links;
 use crate::memory::View;
-use crate::transport::{PostError, RemoteRange};
+use crate::transport::{Atomic, PostError, RemoteRange};
 use crate::types::Rank;
 
 type Posted = std::result::Result<(), PostError>;
@@ -60,7 +62,8 @@ impl Links {
         unsafe { (self.transport).post_recv(peer, tag, destination, token) }
     }
 
-    /// [`Rma::post_put`](crate::transport::Rma::post_put) from control memory.
+    /// [`Rma::post_put`](crate::transport::Rma::post_put) from control memory, or of an operation
+    /// on memory of a peer.
     pub fn post_put(
         &mut self,
         peer: Rank,
@@ -68,7 +71,32 @@ impl Links {
         destination: RemoteRange,
         token: u64,
     ) -> Posted {
-        // SAFETY: the transport holds control memory, as above.
+        // SAFETY: the transport holds control memory, or the task its buffers, as above.
         unsafe { (self.transport).post_put(peer, source, destination, token) }
+    }
+
+    /// [`Rma::post_get`](crate::transport::Rma::post_get) of an operation on memory of a peer.
+    pub fn post_get(
+        &mut self,
+        peer: Rank,
+        source: RemoteRange,
+        destination: View,
+        token: u64,
+    ) -> Posted {
+        // SAFETY: the task holds its buffers, as above.
+        unsafe { (self.transport).post_get(peer, source, destination, token) }
+    }
+
+    /// [`Rma::post_atomic`](crate::transport::Rma::post_atomic) of an operation on memory of a
+    /// peer.
+    pub fn post_atomic(
+        &mut self,
+        peer: Rank,
+        (what, word): (Atomic, RemoteRange),
+        result: View,
+        token: u64,
+    ) -> Posted {
+        // SAFETY: the task holds its buffers, as above.
+        unsafe { (self.transport).post_atomic(peer, what, word, result, token) }
     }
 }

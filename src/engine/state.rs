@@ -2,6 +2,7 @@
 //! it.
 
 use super::round::Round;
+use super::suspect::Suspect;
 use super::task::TaskCall;
 use crate::error::Error;
 use crate::memory::RegionKey;
@@ -39,6 +40,8 @@ pub struct Failing {
     pub cached: Vec<RegionKey>,
     /// They have ended, and none is made any more.
     pub has_ended_cached: bool,
+    /// An operation, or something else, that has made no progress for too long.
+    pub suspect: Option<Suspect>,
     /// The generation of the last round whose signature peers were asked to compare with theirs.
     pub compared: Option<u32>,
 }

@@ -104,6 +104,8 @@ pub enum Token {
     ControlReceive(u32),
     /// The receive of notices from this peer.
     NoticeReceive(u32),
+    /// An operation on memory of a peer: its place, and its generation.
+    Remote(u32, u32),
 }
 
 const ROUND_BITS: u32 = 12;
@@ -112,6 +114,10 @@ const STEP_BITS: u32 = 18;
 const TOKEN_CHUNK_BITS: u32 = 19;
 const _: () = assert!(1 + ROUND_BITS + GENERATION_BITS + STEP_BITS + TOKEN_CHUNK_BITS == 64);
 const _: () = assert!(crate::limits::STEPS_MAX <= 1 << STEP_BITS);
+
+/// The bit of tokens of operations on memory of peers.
+const REMOTE_SHIFT: u32 = 61;
+const REMOTE_GENERATION_BITS: u32 = REMOTE_SHIFT - 32;
 
 /// Rounds that can be under way at once.
 pub const ROUNDS_MAX: usize = 1 << ROUND_BITS;
@@ -147,6 +153,15 @@ impl Token {
     /// [`Token::Forget`] as a number for the transport.
     pub const FORGET: u64 = 1 << 63;
 
+    /// The greatest generation of an operation on memory of a peer.
+    pub const REMOTE_GENERATION_MAX: u32 = mask(REMOTE_GENERATION_BITS) as u32;
+
+    /// The token of an operation on memory of a peer.
+    pub fn remote(place: u32, generation: u32) -> u64 {
+        let generation = u64::from(generation) & mask(REMOTE_GENERATION_BITS);
+        (1 << 63) | (1 << REMOTE_SHIFT) | generation << 32 | u64::from(place)
+    }
+
     /// The token of the receive of control messages from a peer.
     pub fn control_receive(peer: u32) -> u64 {
         (1 << 63) | (u64::from(peer) + 1)
@@ -161,6 +176,10 @@ impl Token {
     #[inline]
     pub fn parse(mut bits: u64) -> Token {
         if bits >> 63 == 1 {
+            if bits >> REMOTE_SHIFT & 1 == 1 {
+                let generation = (bits >> 32 & mask(REMOTE_GENERATION_BITS)) as u32;
+                return Token::Remote(bits as u32, generation);
+            }
             return match (bits as u32, bits >> 62 & 1) {
                 (0, _) => Token::Forget,
                 (peer, 0) => Token::ControlReceive(peer - 1),
@@ -201,6 +220,10 @@ mod tests {
             assert_eq!(Token::parse(token), Token::ControlReceive(peer));
             let token = Token::notice_receive(peer);
             assert_eq!(Token::parse(token), Token::NoticeReceive(peer));
+        }
+        for (place, generation) in [(0, 0), (u32::MAX, Token::REMOTE_GENERATION_MAX), (7, 1)] {
+            let token = Token::remote(place, generation);
+            assert_eq!(Token::parse(token), Token::Remote(place, generation));
         }
         for (round, generation, step, chunk) in [
             (4095, 1, (1 << 18) - 1, (1 << 19) - 1),

@@ -2,6 +2,7 @@
 
 use super::arguments::{Arguments, RoundCall, signature_of};
 use super::prepared::Prepared;
+use super::remote::RemoteText;
 use super::tagged::Transfer;
 use crate::error::{Error, Result};
 use crate::memory::{Kept, View};
@@ -100,6 +101,8 @@ pub struct Task {
     pub last_moved: Time,
     /// A send or receive with a tag.
     pub(super) transfer: Option<Transfer>,
+    /// An operation on memory of peers.
+    pub(super) remote: Option<RemoteText>,
     /// The place of a completion queue that is told when it ends.
     place: Option<QueuePlace>,
 }
@@ -107,6 +110,9 @@ pub struct Task {
 impl Task {
     /// What it is, for texts.
     pub fn describe(&self) -> String {
+        if let Some(remote) = &self.remote {
+            return remote.describe();
+        }
         match (&self.call, &self.transfer) {
             (Some(call), Some(transfer)) => transfer.describe(call.others[0].len_bytes()),
             (Some(call), None) => {
@@ -166,6 +172,7 @@ impl Tasks {
                 is_detached: false,
                 last_moved: now,
                 transfer: None,
+                remote: None,
                 place: None,
             });
             self.all.len() - 1
@@ -174,7 +181,7 @@ impl Tasks {
         task.state = State::Running;
         task.call = Some(call);
         (task.started, task.segment_elements, task.active_rounds) = (0, segment_elements, 0);
-        (task.is_detached, task.transfer) = (false, None);
+        (task.is_detached, task.transfer, task.remote) = (false, None, None);
         task.last_moved = now;
         TaskId {
             index,

@@ -114,7 +114,10 @@ impl Engine {
 
     /// Whether no task is under way.
     pub fn is_idle(&self) -> bool {
-        self.rounds.is_empty() && self.tasks.queue.is_empty() && self.tagged.is_idle()
+        self.rounds.is_empty()
+            && self.tasks.queue.is_empty()
+            && self.tagged.is_idle()
+            && self.remotes.is_idle()
     }
 
     /// Tasks that have ended so far, for a caller that waits for any of several.

@@ -17,6 +17,7 @@ mod siblings;
 mod tagged;
 mod timeouts;
 mod traffic;
+mod windows;
 
 use crate::threads::on_threads;
 use linerate::{Buffer, Collective, Communicator, Config, DataType, Error, Progress, ReduceOp};

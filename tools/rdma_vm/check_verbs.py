@@ -41,7 +41,7 @@ TAKE_OUT = (
     "echo ${card##*/} >/sys/bus/virtio/drivers/virtio_net/unbind"
 )
 MEETING = "LINERATE_RENDEZVOUS=tcp://127.0.0.1:29500 LINERATE_DEBUG=info LINERATE_TIMEOUT=60"
-TESTS = ("command", "conformance", "device", "faults", "verbs")
+TESTS = ("api", "command", "conformance", "device", "faults", "verbs")
 # Either host may begin to replace queue pairs; the other one follows.
 REPLACED = "generation [0-9]+ (begins|goes over)"
 BUILT = {}
@@ -260,6 +260,12 @@ class SoftVerbs(Common, unittest.TestCase):
             with self.subTest(words):
                 script = f"export SOFT_VERBS={words}; LINERATE_CONFORMANCE_ONLY=verbs {BUILT['conformance']} clause_ --skip clause_02"
                 self.assertNotIn("skipped", self.check(script))
+
+    def test_windows(self):
+        for words in ("mtu=4096", "map=none,land=50us"):
+            with self.subTest(words):
+                out = self.check(f"SOFT_VERBS={words} {BUILT['api']} --nocapture windows::")
+                self.assertIn("8 passed", out)
 
     def test_a_device_without_reliable_connections_is_passed_over(self):
         done = self.start(f"SOFT_VERBS=profile=efa-like {BUILT['linerate']} bench allreduce --transport verbs --ranks 2 -b 8 -e 8")

@@ -27,6 +27,7 @@ pub(super) fn cases(held: &mut Held) -> Vec<Case> {
     cases.extend(of_builder(held));
     cases.extend(of_operations(held));
     cases.extend(of_queue(held));
+    cases.extend(of_window(held));
     cases.extend(of_fusion(held));
     cases.extend(of_partial(held));
     cases.extend(of_sparse(held));
@@ -250,6 +251,44 @@ fn of_queue(held: &mut Held) -> Vec<Case> {
             format!("{queue:?}").contains("completions"),
         ),
     ]
+}
+
+fn of_window(held: &mut Held) -> Vec<Case> {
+    let window = held.window.take().unwrap();
+    let word = Buffer::from_vec(vec![0u64; 1]);
+    let mut seen = [0; 1];
+    let mut cases = vec![
+        ("Communicator::window", is_refused(held.comm.window(&word))),
+        (
+            "Communicator::start_window",
+            is_refused(held.comm.start_window(&word)),
+        ),
+        ("Window::fmt", format!("{window:?}").contains("Window")),
+        ("Window::len", window.len() == 4),
+        ("Window::is_empty", !window.is_empty()),
+        ("Window::len_of", window.len_of(1) == Ok(4)),
+        ("Window::is_ready", window.is_ready() == Ok(true)),
+        ("Window::put", is_refused(window.put(&word, 1, 0))),
+        ("Window::get", is_refused(window.get(&word, 1, 0))),
+        (
+            "Window::put_signal",
+            is_refused(window.put_signal(&word, 1, 0, (&window, 1), 1)),
+        ),
+        ("Window::flush", is_refused(window.flush(1))),
+        ("Window::read", is_refused(window.read(0, &mut seen))),
+        ("Window::write", is_refused(window.write(0, &seen))),
+        (
+            "Window::fetch_and_add",
+            is_refused(window.fetch_and_add(1, 0, 1, &word)),
+        ),
+        (
+            "Window::compare_and_swap",
+            is_refused(window.compare_and_swap(1, 0, (0, 1), &word)),
+        ),
+        ("Window::wait_signal", is_refused(window.wait_signal(0, 1))),
+    ];
+    cases.push(("Window::close", is_refused(window.close())));
+    cases
 }
 
 fn of_fusion(held: &mut Held) -> Vec<Case> {

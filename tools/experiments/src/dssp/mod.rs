@@ -5,6 +5,7 @@
 //! one reading gives the paper's times (`linerate`'s module `staleness`). Read first: [`run`], then
 //! `throughput.rs`.
 
+mod staleness;
 mod throughput;
 
 use clap::{Args, ValueEnum};
@@ -20,13 +21,16 @@ use std::process::ExitCode;
 pub enum Part {
     /// Pushes per unit of time of workers with given times of a step, in virtual time
     Throughput,
+    /// Loss after equally many pushes against the bound of staleness, of a convex model and of a
+    /// classifier, in virtual time
+    Staleness,
 }
 
 /// Compare bulk synchronous, bounded and unbounded staleness.
 #[derive(Args, Clone, Debug)]
 pub struct DsspArgs {
     /// What is run
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["throughput"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["throughput", "staleness"])]
     part: Vec<Part>,
     /// The lower bound of DSSP, s_L
     #[arg(long, default_value_t = 3)]
@@ -71,6 +75,7 @@ fn run_parts(args: &DsspArgs, modes: &[Mode]) -> Result<(), String> {
     for part in &args.part {
         let section = match part {
             Part::Throughput => throughput::run(args, modes)?,
+            Part::Staleness => staleness::run(args)?,
         };
         let text = section.text();
         match args.json.as_deref().is_some_and(output::is_stdout) {
