@@ -1,7 +1,7 @@
 //! What the contract asks of the `tcp` provider: posts, polls and what is looked at slowly.
 
 use super::peer::Peer;
-use super::{CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, TcpTransport};
+use super::{CONNECTION_POLLS, COUNT_BYTES, DIRECT_RAILS_MAX, TELL_AFTER, TcpTransport};
 use crate::error::Result;
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
@@ -185,22 +185,33 @@ impl Transport for TcpTransport {
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
         self.shared.now = now;
         self.look_at_connections(true);
+        let is_time = self.tell_at.is_some_and(|at| now >= at);
+        let mut owes = false;
         for rank in 0..self.peers.len() as Rank {
             let peer = &mut self.peers[rank as usize];
             if let Some(word) = peer.left() {
                 self.end(rank, Event::PeerLeft(rank, word));
             } else if !peer.rails().is_empty() {
-                peer.settle(&self.shared, true);
+                peer.settle(&self.shared, is_time);
+                owes |= peer.owes();
                 self.pump(rank);
             }
         }
+        self.tell_at = match owes {
+            true => self
+                .tell_at
+                .filter(|_| !is_time)
+                .or(Some(now.after(TELL_AFTER))),
+            false => None,
+        };
         self.arm();
         self.drain_closing();
         self.shared.ends.take(events);
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        self.shared.pace.and_then(|pace| pace.next())
+        let paced = self.shared.pace.and_then(|pace| pace.next());
+        paced.into_iter().chain(self.tell_at).min()
     }
 }
 

@@ -149,11 +149,11 @@ impl Received {
         (self.owes_soon, self.owes_later) = (false, false);
     }
 
-    /// Whether it should get one. At slow looks less is enough.
+    /// Whether it should get one; `is_time`: for whatever has come.
     #[inline]
-    pub fn is_due(&self, is_slow: bool) -> bool {
+    pub fn is_due(&self, is_time: bool) -> bool {
         let untold = self.position - self.told;
-        self.owes_soon || untold >= TELL_STREAM_BYTES || (is_slow && self.owes_later && untold > 0)
+        self.owes_soon || untold >= TELL_STREAM_BYTES || (is_time && self.owes_later && untold > 0)
     }
 }
 

@@ -242,23 +242,32 @@ impl Peer {
         self.push_control(shared, Frame::Goodbye { word });
     }
 
-    /// Tells the peer what has come, if it is time.
-    pub fn settle(&mut self, shared: &Shared, is_slow: bool) {
+    /// Whether the peer does not know yet of something that has come.
+    pub fn owes(&self) -> bool {
+        let mut rails = self.rails.iter();
+        rails.any(|rail| rail.chunks_received > rail.chunks_told)
+            || (0..TAG_CLASSES).any(|class| self.credits.has_untold(class))
+            || self.eager.untold() > 0
+            || self.received.is_due(true)
+    }
+
+    /// Tells the peer what has come, if that is enough or it waits for it; `is_time`: in any case.
+    pub fn settle(&mut self, shared: &Shared, is_time: bool) {
         for at in 0..self.rails.len() {
             let rail = &mut self.rails[at];
             let untold = rail.chunks_received - rail.chunks_told;
-            if untold >= TELL_CHUNKS || (untold > 0 && (rail.is_owed || is_slow)) {
+            if untold >= TELL_CHUNKS || (untold > 0 && (rail.is_owed || is_time)) {
                 (rail.is_owed, rail.chunks_told) = (false, rail.chunks_received);
                 let (rail, chunks) = (rail.id, rail.chunks_received);
                 self.push_ack(shared, rail, chunks);
             }
         }
         let is_match_due =
-            |class| self.credits.is_due(class) || (is_slow && self.credits.has_untold(class));
-        // A quarter of what may come eagerly is told at once, less at a slow look.
+            |class| self.credits.is_due(class) || (is_time && self.credits.has_untold(class));
+        // A quarter of what may come eagerly is told at once, less when it is time.
         let untold = self.eager.untold();
-        let are_bytes_due = untold > 0 && (is_slow || untold >= shared.eager_bytes / 4);
-        if self.received.is_due(is_slow) || are_bytes_due || (0..TAG_CLASSES).any(is_match_due) {
+        let are_bytes_due = untold > 0 && (is_time || untold >= shared.eager_bytes / 4);
+        if self.received.is_due(is_time) || are_bytes_due || (0..TAG_CLASSES).any(is_match_due) {
             self.push_ack(shared, 0, 0);
         }
     }
