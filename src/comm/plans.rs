@@ -158,11 +158,11 @@ impl Plans {
     /// Takes the prices and findings of a host on which all ranks share `cores` cores (0: unknown).
     /// All ranks give equal arguments, before their first call.
     pub fn use_models(&mut self, models: &Models, cores: usize) {
+        let is_one_host = self.hosts.iter().all(|host| *host == self.hosts[0]);
+        if is_one_host && cores > 0 {
+            self.available.cores = cores as u32;
+        }
         if self.mapped {
-            self.available.cores = match cores {
-                0 => self.ranks,
-                _ => cores as u32,
-            };
             self.available.caches = models.caches;
             self.model = models.of(self.ranks, self.available.cores);
             self.findings = models.findings_of(self.ranks, self.available.cores);

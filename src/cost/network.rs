@@ -144,6 +144,15 @@ impl Steps<'_> {
         self
     }
 
+    /// Where ranks share cores, what all of them send counts: `messages` of `bytes` each, whatever
+    /// is under way together.
+    fn of_all(mut self, messages: f64, bytes: f64) -> Self {
+        let work = &mut self.work;
+        work.messages = self.s.shared(work.messages, messages);
+        work.linked = self.s.shared(work.linked, messages * bytes);
+        self
+    }
+
     /// The bytes take longer by this share.
     fn slowed(mut self, share: f64) -> Self {
         self.work.linked *= 1.0 + share;
@@ -195,7 +204,7 @@ pub fn recursive_doubling(s: &Shape) -> Work {
     for distance in powers_below(1 << rounds(s)) {
         steps = steps.over(distance, s.bytes).reduce(2.0, s.bytes);
     }
-    steps.work
+    steps.of_all(s.p() * s.log(), s.bytes).work
 }
 
 pub fn rabenseifner(s: &Shape) -> Work {
@@ -215,7 +224,10 @@ pub fn rabenseifner(s: &Shape) -> Work {
         };
         steps = steps.overlapped(SHOWN).slowed(HALVING_WAIT * rounds * full);
     }
-    steps.work
+    let messages = 2.0 * s.p() * s.log();
+    steps
+        .of_all(messages, s.bytes * s.others() / s.log().max(1.0))
+        .work
 }
 
 /// Around a ring once or more often, with parts of this length. What takes longest counts: the way
@@ -229,11 +241,12 @@ fn around(s: &Shape, times: f64, bytes: f64) -> Steps<'_> {
     let way_ns = times * (far * s.far.time(bytes) + near * s.near.time(bytes));
     let far_ns = s.far.message_ns + all * s.far.port_time(bytes);
     let near_ns = s.near.message_ns + all * s.near.port_time(bytes);
-    match steps.each <= 1.0 || way_ns >= far_ns.max(near_ns) {
+    let steps = match steps.each <= 1.0 || way_ns >= far_ns.max(near_ns) {
         true => steps.far(times * far, bytes).near(times * near, bytes),
         false if far_ns >= near_ns => steps.stream_far(all, bytes),
         false => steps.stream_near(all, bytes),
-    }
+    };
+    steps.of_all(all * s.p(), bytes)
 }
 
 pub fn ring_all_reduce(s: &Shape) -> Work {
@@ -255,27 +268,29 @@ pub fn ring_reduce_scatter(s: &Shape) -> Work {
     ring(s).reduce(2.0, (s.p() - 1.0) * s.bytes).work
 }
 
-/// All messages of a rank are under way together: its ports take one after the other.
-fn exchange(s: &Shape) -> Steps<'_> {
+/// All messages of a rank are under way together: its ports take one after the other. `senders`:
+/// how many ranks have as many.
+fn exchange(s: &Shape, senders: f64) -> Steps<'_> {
     let steps = Steps::of(s).ask(s.bytes);
     let (far, near) = (s.p() - steps.each, steps.each - 1.0);
     let time = |link: &LinkPrice, count: f64| link.message_ns + count * link.port_time(s.bytes);
-    match time(&s.far, far) >= time(&s.near, near) {
+    let steps = match time(&s.far, far) >= time(&s.near, near) {
         true => steps.stream_far(far, s.bytes),
         false => steps.stream_near(near, s.bytes),
-    }
+    };
+    steps.of_all(senders * (s.p() - 1.0), s.bytes)
 }
 
 pub fn pairwise(s: &Shape) -> Work {
-    exchange(s).work
+    exchange(s, s.p()).work
 }
 
 pub fn pairwise_reduce_scatter(s: &Shape) -> Work {
-    exchange(s).reduce(s.p(), s.bytes).work
+    exchange(s, s.p()).reduce(s.p(), s.bytes).work
 }
 
 pub fn linear(s: &Shape) -> Work {
-    exchange(s).work
+    exchange(s, 1.0).work
 }
 
 /// In each round some ranks of a host reach another one.
@@ -298,11 +313,16 @@ pub fn bruck(s: &Shape) -> Work {
     }
     let is_long = s.bytes * s.p() > LONG_RESULT_BYTES;
     let share = DOUBLING_WAIT[usize::from(is_long)] * steps.hosts.log2().ceil();
-    steps.slowed(share).work
+    let steps = steps.slowed(share);
+    let messages = s.p() * s.log();
+    steps
+        .of_all(messages, s.bytes * (s.p() - 1.0) / s.log().max(1.0))
+        .work
 }
 
 pub fn dissemination(s: &Shape) -> Work {
-    Steps::of(s).far(s.log(), 0.0).work
+    let steps = Steps::of(s).far(s.log(), 0.0);
+    steps.of_all(s.p() * s.log(), 0.0).work
 }
 
 /// A rank sends the whole vector to one child after the other, the farthest first.
@@ -325,7 +345,7 @@ fn tree(s: &Shape) -> Steps<'_> {
 }
 
 pub fn tree_broadcast(s: &Shape) -> Work {
-    tree(s).work
+    tree(s).of_all(s.p() - 1.0, s.bytes).work
 }
 
 fn up_the_tree(s: &Shape) -> Steps<'_> {
@@ -333,11 +353,12 @@ fn up_the_tree(s: &Shape) -> Steps<'_> {
 }
 
 pub fn tree_reduce(s: &Shape) -> Work {
-    up_the_tree(s).work
+    up_the_tree(s).of_all(s.p() - 1.0, s.bytes).work
 }
 
 pub fn tree_all_reduce(s: &Shape) -> Work {
-    down_the_tree(up_the_tree(s)).work
+    let steps = down_the_tree(up_the_tree(s));
+    steps.of_all(2.0 * (s.p() - 1.0), s.bytes).work
 }
 
 /// The root has the parts of all other hosts over one port, and each host those of its ranks.
@@ -349,7 +370,7 @@ pub fn tree_parts(s: &Shape) -> Work {
     steps = steps.shortened();
     steps.work.linked += (s.p() - steps.each) * s.bytes;
     steps.work.local_bytes += (steps.each - 1.0) * s.bytes;
-    steps.work
+    steps.of_all(s.p() - 1.0, s.bytes * s.log() / 2.0).work
 }
 
 /// As [`tree_parts`]. Where the longest message is longer than what is under way, the root sends
@@ -373,7 +394,7 @@ fn chain(s: &Shape) -> Steps<'_> {
         false => steps.work.local_bytes += s.bytes - chunk,
     }
     steps.work.posts += s.chunks(s.bytes) - 1.0;
-    steps
+    steps.of_all(s.p() - 1.0, s.bytes)
 }
 
 pub fn chain_broadcast(s: &Shape) -> Work {
@@ -393,6 +414,7 @@ pub fn hierarchical(s: &Shape) -> Work {
     let steps = steps.ask(bytes).far(2.0 * across, bytes);
     let steps = steps.near(2.0 * inside, piece);
     let steps = steps.reduce(2.0, inside * piece + across * bytes);
+    let steps = steps.of_all(2.0 * across * s.p(), bytes);
     match piece > s.chunk_bytes && inside > 0.0 {
         true => steps.overlapped(SHOWN).work,
         false => steps.work,
