@@ -144,9 +144,12 @@ impl Steps<'_> {
         self
     }
 
-    /// Where ranks share cores, what all of them send counts: `messages` of `bytes` each, whatever
-    /// is under way together.
+    /// Where all ranks share the cores of one host, what all of them send counts: `messages` of
+    /// `bytes` each, whatever is under way together.
     fn of_all(mut self, messages: f64, bytes: f64) -> Self {
+        if self.s.hosts > 1 {
+            return self;
+        }
         let work = &mut self.work;
         work.messages = self.s.shared(work.messages, messages);
         work.linked = self.s.shared(work.linked, messages * bytes);
