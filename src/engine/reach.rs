@@ -19,6 +19,7 @@ use crate::time::Time;
 use crate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Bytes of a piece in registered memory: 13 ms at 10 Gbit/s, and at 100 a wire is idle for less
@@ -179,8 +180,9 @@ impl Engine {
 
     fn look_at_words(&mut self) {
         let waits = self.remotes.waits.iter();
-        // Acquire, in `kernel::load`: what the peer had put before its signal is seen.
-        let has_come = |wait: &Wait| kernel::load::<u64>(wait.word, 0) >= wait.least;
+        // Acquire: who sees the sum of a signal sees what its peer had put before it.
+        let has_come =
+            |wait: &Wait| kernel::word(&wait.word, 0).load(Ordering::Acquire) >= wait.least;
         let ended: Vec<usize> = waits
             .filter(|wait| has_come(wait))
             .map(|w| w.task)
