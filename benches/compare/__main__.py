@@ -148,7 +148,8 @@ def main():
             return 1
         beside, why_not = wire.measure_perftest(args.linerate, args.rounds, wanted, tell)
         skipped += why_not
-        text = "\n\n".join([wire.build(results)] * bool(results) + [rdma.build(beside)] * bool(beside))
+        tables = [build(of) for build, of in ((wire.build, results), (rdma.build, beside)) if of]
+        text = "\n\n".join(tables)
         results += beside
     elif args.picture:
         tools, skipped = peers.build(args.peers)

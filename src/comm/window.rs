@@ -6,7 +6,7 @@ use super::{Communicator, Operation};
 use crate::engine::{RemoteCall, RemoteWork};
 use crate::error::{Error, Result};
 use crate::kernel;
-use crate::memory::{Access, Element, Kept, RegionKey};
+use crate::memory::{Access, Element, Kept, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{Atomic, RemoteRange};
 use crate::types::{DataType, Rank};
@@ -22,7 +22,7 @@ const WORDS: usize = 4;
 /// Puts, gets and atomic operations need nothing of their target's program, but that its
 /// communicator makes progress ([`Config::progress`](crate::Config::progress)). Each is an
 /// [`Operation`], and has ended when it is done in the target's memory. They are not ordered among
-/// each other: who wants one behind another waits for the first, or takes [`Window::put_signal`].
+/// each other. To do one after another, wait for the first, or use [`Window::put_signal`].
 /// Any number of threads may start them.
 ///
 /// This rank reads and writes its own part by [`Window::read`] and [`Window::write`] while the
@@ -157,11 +157,13 @@ impl Communicator {
             engine.drive_slow(now);
             engine.drive(now);
             drop(engine);
+            // The time of a simulation stands still in here.
+            self.check_can_wait("a window of a rank that takes no news of memory")?;
             if now.since(begun) > self.inner.config.timeout {
                 return Err(Error::Exhausted {
                     what: "a window".into(),
-                    limit: format!("rank {peer} takes no news of memory"),
-                    remedy: "see whether that rank is stopped".into(),
+                    limit: format!("rank {peer} has read no news of memory for the whole timeout"),
+                    remedy: "look whether that rank is stopped".into(),
                 });
             }
             std::thread::yield_now();
@@ -195,14 +197,13 @@ impl<T: Element> Window<T> {
         let words = all.to_vec()?;
         let own = T::DTYPE as u64;
         let mut parts = Vec::new();
-        for (rank, words) in (0..).zip(words.chunks_exact(WORDS)) {
+        for (rank, words) in (0 as Rank..).zip(words.chunks_exact(WORDS)) {
             let &[key, offset, bytes, dtype] = words else {
                 unreachable!("chunks of as many words");
             };
             if dtype != own {
                 let theirs = DataType::ALL.iter().find(|of| **of as u64 == dtype);
                 let theirs: &str = theirs.map_or("another type", |of| of.name());
-                let _: Rank = rank;
                 return Err(Error::invalid(format!(
                     "a window of {} on rank {} and of {theirs} on rank {rank}: make it of one type on all ranks",
                     T::DTYPE,
@@ -325,7 +326,7 @@ impl<T: Element> Window<T> {
         &self,
         peer: Rank,
         place: RemoteRange,
-        work: impl FnOnce(crate::memory::View) -> RemoteWork,
+        work: impl FnOnce(View) -> RemoteWork,
         signal: Option<(RemoteRange, u64)>,
         (buffer, access, by): (&RawBuffer, Access, &'static str),
     ) -> Result<Operation> {
@@ -339,7 +340,6 @@ impl<T: Element> Window<T> {
             work: work(buffer.view()),
             signal,
             keep: Vec::from_iter(buffer.keep_all(access, by)?),
-            timeout: None,
         };
         let now = comm.inner.clock.now();
         let task = driving.start(|inside| inside.engine.submit_remote(call, now))?;
@@ -470,7 +470,7 @@ impl Window<u64> {
         let keep = Vec::from_iter(word.keep(None));
         let now = comm.inner.clock.now();
         let word = (word.view(), least);
-        let task = driving.start(|inside| inside.engine.submit_wait(word, keep, None, now))?;
+        let task = driving.start(|inside| inside.engine.submit_wait(word, keep, now))?;
         Ok(Operation::new(comm, task, None))
     }
 }

@@ -1,6 +1,5 @@
 //! How sends and receives with tags of the user start, meet and end (`tagged.rs`).
 
-use super::arguments::Arguments;
 use super::core::Engine;
 use super::round::RoundId;
 use super::tag;
@@ -8,9 +7,8 @@ use super::tagged::{Message, TaggedCall, Transfer};
 use super::task::{TaskCall, TaskId};
 use crate::collective;
 use crate::error::{Error, Result};
-use crate::memory::View;
 use crate::time::Time;
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::Rank;
 
 impl Engine {
     /// Starts a send or a receive with a tag.
@@ -19,25 +17,13 @@ impl Engine {
         let (place, is_send) = ((self.rank(), self.ranks()), transfer.source.is_none());
         // A receive from any rank gets its schedule when its sender is known.
         let peer = transfer.peer.unwrap_or(place.0);
-        let task_call = TaskCall {
-            arguments: Arguments {
-                collective: Collective::SendRecv,
-                count: 0,
-                dtype: DataType::U8,
-                op: ReduceOp::Sum,
-                root: 0,
-                input: View::empty(),
-                output: View::empty(),
-            },
-            prepared: self.tagged.schedule(place, peer, is_send),
-            fallback: None,
-            slots: collective::transfer_slots([call.buffer.len_bytes() as u64].into_iter()).into(),
-            others: vec![call.buffer],
-            timeout: call.timeout,
-            keep: [None, None],
-            keep_others: call.keep,
-            at_end: None,
-        };
+        let slots = collective::transfer_slots([call.buffer.len_bytes() as u64].into_iter());
+        let task_call = TaskCall::of_one(
+            self.tagged.schedule(place, peer, is_send),
+            (slots.into(), vec![call.buffer]),
+            call.keep,
+            call.timeout,
+        );
         if let Err(error) = self.admit(&task_call, now) {
             task_call.end(false);
             return Err(error);

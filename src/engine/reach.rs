@@ -5,7 +5,6 @@
 //! last piece has completed, so a peer that sees the signal sees the bytes (clause 8 of the
 //! transport contract).
 
-use super::arguments::Arguments;
 use super::core::Engine;
 use super::prepared::Prepared;
 use super::remote::{Flush, RemoteCall, RemoteText, RemoteWork, Transfer, Wait};
@@ -17,10 +16,9 @@ use crate::kernel;
 use crate::memory::{Kept, RegionKey, View};
 use crate::time::Time;
 use crate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange};
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::Rank;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Bytes of a piece in registered memory: 13 ms at 10 Gbit/s, and at 100 a wire is idle for less
 /// than a hundredth of the time between two of them.
@@ -47,7 +45,7 @@ impl Engine {
             bytes: local.len_bytes(),
             peer: Some(call.peer),
         };
-        let id = self.add_remote_task(call.keep, call.timeout, text, now)?;
+        let id = self.add_remote_task(call.keep, text, now)?;
         let remotes = &mut self.remotes;
         remotes.generation = remotes.generation.wrapping_add(1) & Token::REMOTE_GENERATION_MAX;
         let transfer = Transfer {
@@ -78,7 +76,6 @@ impl Engine {
         &mut self,
         (word, least): (View, u64),
         keep: Vec<Kept>,
-        timeout: Option<Duration>,
         now: Time,
     ) -> Result<TaskId> {
         let text = RemoteText {
@@ -86,7 +83,7 @@ impl Engine {
             bytes: WORD_BYTES,
             peer: None,
         };
-        let id = self.add_remote_task(keep, timeout, text, now)?;
+        let id = self.add_remote_task(keep, text, now)?;
         let task = id.index;
         self.remotes.waits.push(Wait { task, word, least });
         self.has_chores = true;
@@ -102,7 +99,7 @@ impl Engine {
             bytes: 0,
             peer: Some(peer),
         };
-        let id = self.add_remote_task(Vec::new(), None, text, now)?;
+        let id = self.add_remote_task(Vec::new(), text, now)?;
         let places = (0..).zip(&self.remotes.all);
         let of = places.filter_map(|(place, one)| {
             let one = one.as_ref()?;
@@ -116,37 +113,14 @@ impl Engine {
         Ok(id)
     }
 
-    fn add_remote_task(
-        &mut self,
-        keep: Vec<Kept>,
-        timeout: Option<Duration>,
-        text: RemoteText,
-        now: Time,
-    ) -> Result<TaskId> {
+    fn add_remote_task(&mut self, keep: Vec<Kept>, text: RemoteText, now: Time) -> Result<TaskId> {
         let place = (self.rank(), self.ranks());
         let nothing = self.remotes.nothing.get_or_insert_with(|| {
             let schedule = collective::build_transfer(place.0, place.1, place.0, true);
             Arc::new(Prepared::new(schedule, 0, false))
         });
-        let call = TaskCall {
-            arguments: Arguments {
-                collective: Collective::SendRecv,
-                count: 0,
-                dtype: DataType::U8,
-                op: ReduceOp::Sum,
-                root: 0,
-                input: View::empty(),
-                output: View::empty(),
-            },
-            prepared: nothing.clone(),
-            fallback: None,
-            slots: (&[]).into(),
-            others: Vec::new(),
-            timeout,
-            keep: [None, None],
-            keep_others: keep,
-            at_end: None,
-        };
+        let nothing = nothing.clone();
+        let call = TaskCall::of_one(nothing, ((&[]).into(), Vec::new()), keep, None);
         let admitted = self.admit(&call, now).and_then(|_| {
             let count = self.remotes.count() + self.remotes.waits.len();
             match count < ROUNDS_MAX {

@@ -10,7 +10,6 @@ use crate::transport::{Atomic, RemoteRange};
 use crate::types::Rank;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What is done to memory of a peer.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +38,6 @@ pub struct RemoteCall {
     /// A word of the peer, and the number that is added to it once the bytes of a put are there.
     pub signal: Option<(RemoteRange, u64)>,
     pub keep: Vec<Kept>,
-    pub timeout: Option<Duration>,
 }
 
 /// What a task does, for texts.

@@ -7,7 +7,7 @@ use super::tagged::Transfer;
 use crate::error::{Error, Result};
 use crate::memory::{Kept, View};
 use crate::time::Time;
-use crate::types::Rank;
+use crate::types::{Collective, DataType, Rank, ReduceOp};
 use crate::wait::QueuePlace;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -55,6 +55,34 @@ pub struct TaskCall {
 }
 
 impl TaskCall {
+    /// The call of one send, receive or operation on memory of a peer, which is no collective.
+    pub(super) fn of_one(
+        prepared: Arc<Prepared>,
+        (slots, others): (Cow<'static, [u64]>, Vec<View>),
+        keep: Vec<Kept>,
+        timeout: Option<Duration>,
+    ) -> TaskCall {
+        TaskCall {
+            arguments: Arguments {
+                collective: Collective::SendRecv,
+                count: 0,
+                dtype: DataType::U8,
+                op: ReduceOp::Sum,
+                root: 0,
+                input: View::empty(),
+                output: View::empty(),
+            },
+            prepared,
+            fallback: None,
+            slots,
+            others,
+            timeout,
+            keep: [None, None],
+            keep_others: keep,
+            at_end: None,
+        }
+    }
+
     pub(super) fn for_round(&self) -> RoundCall<'_> {
         RoundCall {
             prepared: &self.prepared,

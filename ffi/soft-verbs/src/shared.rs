@@ -6,7 +6,6 @@
 
 use crate::arena::Region;
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
@@ -16,12 +15,13 @@ const PAGE: u64 = 4096;
 /// The memfd in which all of these bytes lie, and from which of its bytes on.
 pub fn file_of(address: u64, bytes: u64) -> Option<(OwnedFd, u64)> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let (inode, offset) = maps
+    let (device, inode, offset) = maps
         .lines()
         .find_map(|line| place_of(line, address, bytes))?;
     for entry in std::fs::read_dir("/proc/self/fd").ok()?.flatten() {
         let number = entry.file_name().to_str()?.parse().ok()?;
-        let is_it = std::fs::metadata(entry.path()).is_ok_and(|found| found.ino() == inode);
+        let is_it = |found: std::fs::Metadata| (found.dev(), found.ino()) == (device, inode);
+        let is_it = std::fs::metadata(entry.path()).is_ok_and(is_it);
         // SAFETY: it is open: it is listed, and the program keeps it while this registers. Where it
         // does not, the call below fails.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
@@ -32,9 +32,9 @@ pub fn file_of(address: u64, bytes: u64) -> Option<(OwnedFd, u64)> {
     None
 }
 
-/// The file and the offset of these bytes, if this line of `/proc/self/maps` is that of a memfd
-/// which has all of them.
-fn place_of(line: &str, address: u64, bytes: u64) -> Option<(u64, u64)> {
+/// The device, the file and the offset of these bytes, if this line of `/proc/self/maps` is that of
+/// a memfd which has all of them.
+fn place_of(line: &str, address: u64, bytes: u64) -> Option<(u64, u64, u64)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
@@ -43,9 +43,11 @@ fn place_of(line: &str, address: u64, bytes: u64) -> Option<(u64, u64)> {
         return None;
     }
     let offset = number(words.next()?)?;
-    let inode = words.nth(1)?.parse().ok()?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    let device = libc::makedev(number(major)? as u32, number(minor)? as u32);
+    let inode = words.next()?.parse().ok()?;
     let is_memfd = words.next()?.starts_with("/memfd:");
-    is_memfd.then_some((inode, offset + address - start))
+    is_memfd.then_some((device, inode, offset + address - start))
 }
 
 fn is_sealed(fd: BorrowedFd<'_>) -> bool {
@@ -73,11 +75,8 @@ impl Mapped {
     pub fn open(process: libc::pid_t, region: &Region) -> Option<Mapped> {
         let fd = region.file.load(Ordering::Relaxed).checked_sub(1)?;
         let at = region.file_at.load(Ordering::Relaxed);
-        let open = || -> io::Result<File> {
-            let path = format!("/proc/{process}/fd/{fd}");
-            File::options().read(true).write(true).open(path)
-        };
-        let file = open().ok()?;
+        let path = format!("/proc/{process}/fd/{fd}");
+        let file = File::options().read(true).write(true).open(path).ok()?;
         let first = (at % PAGE) as usize;
         let mapped_bytes = first + region.bytes.load(Ordering::Relaxed) as usize;
         // SAFETY: a new mapping of a file that keeps its size.

@@ -102,8 +102,8 @@ const CONNECTION_POLLS: u32 = 64;
 /// the next poll.
 const COUNT_BYTES: usize = 8;
 /// How long a peer is not told what has come where it does not wait for that. What this rank sends
-/// meanwhile tells it too, and a frame of its own would wake the peer: where 64 ranks share two
-/// cores, they take half as long for a short allreduce.
+/// meanwhile tells it too, and a frame of its own would wake the peer. Where 64 ranks share two
+/// cores, a short allreduce takes 0.6 of the time.
 const TELL_AFTER: Duration = Duration::from_millis(50);
 /// Connections that are closed here, and kept until the peer has read what was sent on them.
 const CLOSING_MAX: usize = 64;

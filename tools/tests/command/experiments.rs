@@ -132,7 +132,7 @@ fn few_ranks_leave_out_the_quorum_that_they_do_not_fill() {
 
 #[test]
 fn staleness_in_virtual_time_keeps_its_bounds_and_names_every_mode() {
-    let line = "experiment dssp --seeds 2 --json -";
+    let line = "experiment dssp --part throughput --seeds 2 --json -";
     let (code, stdout, stderr) = run(line);
     assert_eq!(code, Some(0), "{stderr}");
     assert_eq!(run(line).1, stdout, "the same every time");
@@ -150,6 +150,16 @@ fn staleness_in_virtual_time_keeps_its_bounds_and_names_every_mode() {
             _ => continue,
         };
         assert!(row["drift_max"].as_u64().unwrap() <= bound, "{row}");
+    }
+    let (code, stdout, stderr) = run("experiment dssp --part staleness --seeds 1 --json -");
+    assert_eq!(code, Some(0), "{stderr}");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    let part = &document["parts"]["staleness"];
+    assert_eq!(part["violations"].as_array().unwrap().len(), 0, "{part}");
+    let rows = part["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 12);
+    for row in rows.iter().filter(|row| row["model"] == "digits") {
+        assert!(row["accuracy"].as_f64().unwrap() > 0.9, "{row}");
     }
     for (line, reason) in [
         (
