@@ -18,7 +18,7 @@ pub enum Staleness {
     Dssp {
         /// The lower bound, s_L: up to this drift no worker waits.
         s_lower: u32,
-        /// How many more pushes a grant has at most, up to [`R_MAX_MAX`]; s_L and this are the
+        /// How many more pushes a grant has at most, up to 4096; s_L and this are the
         /// upper bound, s_U. 0: as [`Staleness::Ssp`].
         r_max: u32,
         /// Until when a worker waits, and whether s_U bounds the drift.
@@ -61,7 +61,7 @@ impl Staleness {
     /// defaults.
     ///
     /// # Errors
-    /// The lower bound is above the upper one, or [`R_MAX_MAX`] below it.
+    /// The lower bound is above the upper one, or more than 4096 below it.
     pub fn dssp(s_lower: u32, s_upper: u32) -> Result<Staleness> {
         let r_max = s_upper.checked_sub(s_lower).ok_or_else(|| {
             Error::invalid(format!(

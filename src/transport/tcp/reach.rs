@@ -9,6 +9,9 @@ use std::time::Duration;
 /// A port that refuses is tried this often. On the own host its process has ended then; elsewhere a
 /// firewall may have refused.
 const REFUSED_MAX: u32 = 3;
+/// A peer that was never connected is tried this long, though its port refuses: it may have left in
+/// good order, which those that were connected to it are about to tell.
+const REFUSED_TIME: Duration = Duration::from_secs(1);
 /// An unreachable peer is tried at least this often, and until the timeout. An attempt takes at
 /// most the timeout divided by this.
 const UNREACHABLE_MIN: u32 = 4;
@@ -97,8 +100,10 @@ impl Reach {
         self.failures += 1;
         self.pause_looks = self.failures.min(PAUSE_LOOKS_MAX);
         let since = *self.since.get_or_insert(now);
-        let is_late = now.since(since) >= timeout && self.failures >= UNREACHABLE_MIN;
-        is_late || (is_refused && self.failures >= REFUSED_MAX)
+        let waited = now.since(since);
+        let is_late = waited >= timeout && self.failures >= UNREACHABLE_MIN;
+        let is_final = self.was_connected || waited >= REFUSED_TIME.min(timeout);
+        is_late || (is_refused && is_final && self.failures >= REFUSED_MAX)
     }
 
     /// The peer has refused, because it connects itself or has connections enough.
@@ -139,11 +144,13 @@ mod tests {
     #[test]
     fn a_port_that_refuses_is_given_up_after_three_attempts_and_a_silent_one_after_the_timeout() {
         let mut reach = Reach::default();
-        let is_over = |reach: &mut Reach, now| reach.note_failure(Time(now), TIMEOUT, true);
-        assert_eq!(
-            [1, 2, 3].map(|now| is_over(&mut reach, now)),
-            [false, false, true]
-        );
+        reach.note_connected(true);
+        let mut is_over = |now| reach.note_failure(Time(now), TIMEOUT, true);
+        assert_eq!([1, 2, 3].map(&mut is_over), [false, false, true]);
+        let (mut reach, long) = (Reach::default(), 2 * REFUSED_TIME);
+        let mut is_over = |now| reach.note_failure(Time(1).after(now), long, true);
+        let looks = [0.0, 0.5, 0.9, 1.0].map(|part| REFUSED_TIME.mul_f64(part));
+        assert_eq!(looks.map(&mut is_over), [false, false, false, true]);
         let mut reach = Reach::default();
         let mut is_over = |now| reach.note_failure(Time(now), TIMEOUT, false);
         assert_eq!(
