@@ -3,7 +3,8 @@
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use linerate::unstable::staleness::{Controller, Reading, Release, Staleness};
+use linerate::options::{Reading, Release, Staleness};
+use linerate::unstable::staleness::Controller;
 use std::hint::black_box;
 use std::time::Duration;
 

@@ -57,13 +57,14 @@
 //! | 0 | `error`, `types`, `limits`, `config`, `time`, `prng`, `sync` | words and bounds; no I/O, no clock |
 //! | 1 | `memory` | regions, views (raw ranges that peers may write), words that processes share |
 //! |   | `wire` | control messages, frames, the handshake of connections, TLS behind it: check, parse, emit |
-//! |   | `kernel` | reduce, scale, select on views: scalar oracle and SIMD |
+//! |   | `kernel` | reduce, scale, select, update on views: scalar oracle and SIMD |
 //! |   | `pattern` | who talks to whom at step k |
 //! |   | `wait` | how a thread waits, what it sleeps on, who drives; the one reader of the clock |
 //! | 2 | [`schedule`] | steps, ranges, builder, printout, checker |
 //! | 3 | `cost` | what an algorithm costs |
 //! |   | [`collective`] | request to schedule; choice of algorithm |
 //! |   | `fusion` | which tensors are reduced together: a pure state machine |
+//! |   | `optimizer` | how the weights of a parameter server follow gradients |
 //! |   | `partial` | which round of a partial allreduce begins when, with what: a pure state machine |
 //! |   | `sparse` | sparse allreduce: what a rank sends, receives and keeps, as pure machines |
 //! |   | `staleness` | which worker of a parameter server waits for which: a pure state machine |
@@ -131,6 +132,7 @@ pub mod guide;
 mod kernel;
 mod limits;
 mod memory;
+mod optimizer;
 pub mod options;
 mod partial;
 mod pattern;
@@ -152,13 +154,13 @@ mod wire;
 
 pub use comm::{
     Batch, Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Group, Input, Lend,
-    Operation, Output, PartialAllreduce, PartialFusion, PartialFusionOptions, Simulation,
-    SparseAllreduce, SparseResult, Tagged, Window,
+    Operation, Output, ParameterServer, PartialAllreduce, PartialFusion, PartialFusionOptions,
+    Simulation, SparseAllreduce, SparseResult, Tagged, Window,
 };
 pub use config::{Config, Progress};
 pub use error::{Error, Result};
 pub use fusion::{FusionOptions, TensorSpec};
 pub use memory::{BufferMut, BufferRef, Element};
-pub use partial::{PartialOptions, Policy, RankSet};
+pub use partial::{PartialOptions, Policy};
 pub use sparse::SparseOptions;
 pub use types::{Collective, DataType, Rank, ReduceOp};

@@ -3,9 +3,10 @@
 //! allreduce.
 
 pub use crate::collective::choose::Candidate;
+pub use crate::comm::{Answer, Decisions, ServerReport};
 pub use crate::comm::{Explanation, FlushReport, Path, StepReport, StepTimes};
 pub use crate::cost::Bound;
 pub use crate::error::OsCause;
-pub use crate::partial::{RoundReport, Waited};
+pub use crate::partial::{RankSet, RoundReport, Waited};
 pub use crate::sparse::{Counters, PHASES, Phase, Traffic};
 pub use crate::wait::Completion;

@@ -72,7 +72,7 @@ pub mod sparse {
 }
 
 pub mod staleness {
-    pub use crate::staleness::{Controller, Decision, Reading, Release, Run, Staleness, run};
+    pub use crate::staleness::{Controller, Decision, Run, run};
 }
 
 pub mod transport {

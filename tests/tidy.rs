@@ -31,7 +31,7 @@ const LAYERS: [&[&str]; 15] = [
     &["schedule"],
     &["cost"],
     &["collective"],
-    &["fusion", "partial", "sparse", "staleness"],
+    &["fusion", "optimizer", "partial", "sparse", "staleness"],
     &["transport"],
     &["engine"],
     &["bootstrap"],

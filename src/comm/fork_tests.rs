@@ -4,8 +4,9 @@ mod calls;
 mod cases;
 
 use super::{
-    Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Operation, PartialAllreduce,
-    PartialFusion, PartialFusionOptions, Simulation, SparseAllreduce, SparseResult, Window,
+    Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Operation, ParameterServer,
+    PartialAllreduce, PartialFusion, PartialFusionOptions, ServerOptions, Simulation,
+    SparseAllreduce, SparseResult, Window,
 };
 use crate::config::{Config, Progress};
 use crate::error::{Error, Result};
@@ -52,6 +53,7 @@ struct Held {
     sparse: Option<SparseAllreduce>,
     /// A second sparse allreduce, whose step this process has started.
     sparse_under_way: Option<SparseAllreduce>,
+    server: Option<ParameterServer>,
     simulation: Option<Simulation>,
     /// The sparse allreduces of the simulation's ranks.
     simulated: Vec<SparseAllreduce>,
@@ -95,6 +97,7 @@ fn hold(comm: Communicator, only: Communicator) -> Held {
         .unwrap();
     let fusion = Fusion::new(&comm, FusionOptions::default(), tensors()).unwrap();
     let window = comm.window(&comm.alloc(4).unwrap()).unwrap();
+    let server = ParameterServer::new(&comm, tensors(), ServerOptions::default()).unwrap();
     let under_way = match comm.rank() {
         0 => start_all(&comm, &buffer),
         _ => Vec::new(),
@@ -112,6 +115,7 @@ fn hold(comm: Communicator, only: Communicator) -> Held {
         partial_fusion: Some(partial_fusion.unwrap()),
         sparse: Some(sparse),
         sparse_under_way: Some(sparse_under_way),
+        server: Some(server),
         simulated: simulated.map(Result::unwrap).collect(),
         simulation: Some(simulation),
         results: [sparse_result, dense_result.unwrap()],

@@ -260,6 +260,11 @@ impl Operation {
         self.result.is_some()
     }
 
+    /// Whether a [`look`](Operation::look) may note something.
+    pub(super) fn has_ended(&self, engine: &Engine) -> bool {
+        self.is_over() || engine.result(self.task).is_some()
+    }
+
     /// The result of an operation that has ended.
     pub(super) fn result(&self) -> Result<()> {
         self.result.clone().expect("it has ended")

@@ -11,6 +11,7 @@ use crate::time::Time;
 use crate::transport::{Atomic, RemoteRange};
 use crate::types::{DataType, Rank};
 use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What a rank tells the others of its part: key, offset in its region, bytes, type.
@@ -367,6 +368,11 @@ impl<T: Element> Window<T> {
         Ok(())
     }
 
+    /// This rank's part.
+    pub(super) fn own(&self) -> View {
+        self.memory.view()
+    }
+
     fn check_own(&self, at: usize, count: usize, what: &str) -> Result<()> {
         self.communicator.driving()?;
         let len = self.len();
@@ -401,6 +407,18 @@ impl<T: Element> Window<T> {
 }
 
 impl Window<u64> {
+    /// A word of this rank's part. What was put before the signal that made it so is there then.
+    pub(super) fn load(&self, at: usize) -> u64 {
+        let view = self.memory.view();
+        kernel::word(&view, at * size_of::<u64>()).load(Ordering::Acquire)
+    }
+
+    /// Writes a word of this rank's part.
+    pub(super) fn store(&self, at: usize, value: u64) {
+        let view = self.memory.view();
+        kernel::word(&view, at * size_of::<u64>()).store(value, Ordering::Release);
+    }
+
     /// Starts to add `add` to word `at` of a rank's part, at once for all operations of this kind;
     /// sums wrap. What was there before comes to `before`, of one element.
     ///

@@ -94,8 +94,55 @@ impl Engine {
             // The peer could not tell that it has left, because there was no connection.
             return self.handle_peer_left(peer, done);
         }
+        if self.failing.is_lenient {
+            // What it did before counts.
+            self.take_all_events();
+        }
         self.driver.links.mark_gone(peer, cause);
         self.driver.moved = true;
+        if self.failing.is_lenient {
+            self.fail_receives_of_ended();
+            self.fail_remotes_of_ended();
+        }
+    }
+
+    /// From now on the failure of a peer ends the operations on windows and the messages that need
+    /// it, and no others. A collective needs all ranks and still fails everything.
+    pub fn tolerate_failures(&mut self) {
+        self.failing.is_lenient = true;
+    }
+
+    /// How many peers have failed or left.
+    pub fn peers_ended(&self) -> u32 {
+        self.driver.links.peers_ended()
+    }
+
+    /// Whether a peer has failed or left.
+    pub fn has_ended(&self, peer: Rank) -> bool {
+        self.driver.links.gone(peer).is_some()
+    }
+
+    /// Whether a peer has failed.
+    pub fn has_failed(&self, peer: Rank) -> bool {
+        self.driver.links.has_failed(peer)
+    }
+
+    /// Whether what needs this peer ends, and the rest goes on.
+    pub(super) fn ends_alone(&self, peer: Rank) -> bool {
+        let links = &self.driver.links;
+        links.left_in_order(peer) || (self.failing.is_lenient && links.has_failed(peer))
+    }
+
+    /// The error of an operation that needs a peer which has failed or left.
+    pub fn error_of_ended(&self, rank: Rank, operation: String) -> Error {
+        match self.driver.links.gone(rank) {
+            Some(cause) if !self.driver.links.left_in_order(rank) => Error::PeerFailed {
+                rank,
+                cause: cause.to_string(),
+                during: format!(", during {operation}"),
+            },
+            _ => Error::Left { rank, operation },
+        }
     }
 
     pub(super) fn handle_control(&mut self, peer: Rank, completion: &Completion, now: Time) {
@@ -413,7 +460,7 @@ impl Engine {
         let mut others = self.tagged.tasks().chain(self.remotes.tasks());
         let has_failed = |peer: Rank| self.driver.links.has_failed(peer);
         let needs = |task: usize| self.awaited_by(task).into_iter().any(has_failed);
-        is_queued || needed.any(has_failed) || others.any(needs)
+        is_queued || needed.any(has_failed) || (!self.failing.is_lenient && others.any(needs))
     }
 
     /// The peers that a task without rounds waits for.

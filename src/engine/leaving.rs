@@ -51,8 +51,8 @@ impl Engine {
         self.take_all_events();
         self.driver.links.mark_left(peer, done);
         self.driver.moved = true;
-        self.fail_receives_of_left();
-        self.fail_remotes_of_left();
+        self.fail_receives_of_ended();
+        self.fail_remotes_of_ended();
         self.note_left(Left {
             rank: peer,
             sequence: done,

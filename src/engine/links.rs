@@ -79,6 +79,8 @@ pub struct Links {
     /// Of `mappable`, how many have been told whether this rank maps all others of its host.
     told: u16,
     gone_count: u32,
+    /// Peers that have left in good order.
+    left_count: u32,
     /// Messages with tags that came before every peer was connected.
     pub unmatched: Vec<(Rank, u64)>,
 }
@@ -126,6 +128,7 @@ impl Links {
             maps_host: capabilities.mapped,
             told: 0,
             gone_count: 0,
+            left_count: 0,
             unmatched: Vec::new(),
             transport,
             core: 0,
@@ -470,7 +473,9 @@ impl Links {
 
     /// Notes that a peer has left in good order, after it has completed `done` collectives.
     pub fn mark_left(&mut self, peer: Rank, done: u64) {
-        self.peers[peer as usize].left = Some(done);
+        let left = &mut self.peers[peer as usize].left;
+        self.left_count += u32::from(left.is_none());
+        *left = Some(done);
     }
 
     /// Notes what others say of a peer's leave: this rank may have no connection to hear it from.
@@ -490,6 +495,11 @@ impl Links {
         let left = self.peers[peer as usize].left;
         left.zip(sequence)
             .is_some_and(|(done, sequence)| sequence < done)
+    }
+
+    /// How many peers have failed or left.
+    pub fn peers_ended(&self) -> u32 {
+        self.gone_count + self.left_count
     }
 
     /// Why a peer is gone, if it is.

@@ -44,7 +44,7 @@ impl Engine {
                 }
                 None => {
                     self.tagged.waiting.push_back((id.index, transfer));
-                    self.fail_receives_of_left();
+                    self.fail_receives_of_ended();
                 }
             }
         }
@@ -102,12 +102,12 @@ impl Engine {
     }
 
     /// Ends the receives whose senders have all left. All that those had sent has arrived.
-    pub(super) fn fail_receives_of_left(&mut self) {
+    pub(super) fn fail_receives_of_ended(&mut self) {
         if self.tagged.is_idle() || self.failing.cause.is_some() {
             return;
         }
         let links = &self.driver.links;
-        let left = |rank: Rank| rank != links.rank && links.left_in_order(rank);
+        let left = |rank: Rank| rank != links.rank && self.ends_alone(rank);
         let cannot_come = |transfer: &Transfer| match transfer.peer {
             Some(peer) => left(peer).then_some(peer),
             None => (links.ranks > 1 && links.others().all(left))
@@ -118,7 +118,8 @@ impl Engine {
         for (task, rank) in ended.collect::<Vec<_>>() {
             self.tagged.forget(task);
             let operation = self.tasks[task].describe();
-            self.end_task(task, Err(Error::Left { rank, operation }));
+            let error = self.error_of_ended(rank, operation);
+            self.end_task(task, Err(error));
             self.driver.moved = true;
         }
     }

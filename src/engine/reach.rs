@@ -274,12 +274,13 @@ impl Engine {
                 ));
                 return self.end_without(place, error);
             }
-            // The peer is gone. If it has failed, the communicator fails when that is reported.
+            // The peer is gone. If the rest goes on, and its end has not been reported yet, the
+            // operation ends with the report; else the communicator fails then.
             _ => {
-                if self.driver.links.left_in_order(peer) {
+                if self.ends_alone(peer) {
                     let operation = self.tasks[task].describe();
-                    let rank = peer;
-                    self.end_without(place, Error::Left { rank, operation });
+                    let error = self.error_of_ended(peer, operation);
+                    self.end_remote(place, Err(error));
                 }
                 return;
             }
@@ -306,10 +307,14 @@ impl Engine {
     }
 
     /// A transfer has failed, and nothing of it is under way. Its failure is that of one operation
-    /// if the peer has left in good order or has ended its window, else that of the communicator.
+    /// if the peer has left in good order or has ended its window, or its failure is tolerated;
+    /// else it is that of the communicator.
     fn end_without(&mut self, place: u32, error: Error) {
         match error {
             Error::Left { .. } | Error::InvalidArgument(_) => self.end_remote(place, Err(error)),
+            Error::PeerFailed { .. } if self.failing.is_lenient => {
+                self.end_remote(place, Err(error));
+            }
             error => self.fail(error, true),
         }
     }
@@ -337,10 +342,9 @@ impl Engine {
             .for_each(|task| self.end_task(task, Ok(())));
     }
 
-    /// Ends the operations on memory of ranks that have left.
-    pub(super) fn fail_remotes_of_left(&mut self) {
-        let links = &self.driver.links;
-        let is_lost = |one: &&Transfer| !one.is_posted && links.left_in_order(one.peer);
+    /// Ends the operations on memory of ranks that have left, or whose failure is tolerated.
+    pub(super) fn fail_remotes_of_ended(&mut self) {
+        let is_lost = |one: &&Transfer| !one.is_posted && self.ends_alone(one.peer);
         let places = (0..).zip(&self.remotes.all);
         let lost = places.filter_map(|(place, one)| {
             let one = one.as_ref().filter(is_lost)?;
@@ -350,17 +354,19 @@ impl Engine {
         for (place, task, rank) in lost {
             self.remotes.unposted.retain(|&other| other != place);
             let operation = self.tasks[task].describe();
-            self.end_remote(place, Err(Error::Left { rank, operation }));
+            let error = self.error_of_ended(rank, operation);
+            self.end_remote(place, Err(error));
         }
         // Nobody is left who could change a word.
         let links = &self.driver.links;
-        let has_all_left = links.ranks > 1 && links.others().all(|rank| links.left_in_order(rank));
+        let has_all_left = links.ranks > 1 && links.others().all(|rank| self.ends_alone(rank));
         if has_all_left && !self.remotes.waits.is_empty() {
             self.look_at_words();
             let rank = self.driver.links.others().last().unwrap_or(0);
             for Wait { task, .. } in std::mem::take(&mut self.remotes.waits) {
                 let operation = self.tasks[task].describe();
-                self.end_task(task, Err(Error::Left { rank, operation }));
+                let error = self.error_of_ended(rank, operation);
+                self.end_task(task, Err(error));
             }
         }
     }

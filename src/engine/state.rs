@@ -27,6 +27,8 @@ pub struct Failing {
     pub told: Option<(Rank, Error)>,
     /// Peers that are still to be told of the failure.
     pub untold: Vec<Rank>,
+    /// The failure of a peer ends what needs that peer, as its leave does, and nothing else.
+    pub is_lenient: bool,
     /// A peer has said that all ranks are connected.
     pub is_confirmed: bool,
     /// It is time to look for messages that no receive takes.

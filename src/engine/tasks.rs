@@ -61,7 +61,9 @@ impl Engine {
     /// through windows or shared scratch memory, else 0.
     pub(super) fn admit(&mut self, call: &TaskCall, now: Time) -> Result<u64> {
         self.check()?;
-        if let Some(gone) = self.driver.links.first_failed() {
+        let is_pairwise = call.arguments.collective == Collective::SendRecv;
+        let is_alone = self.failing.is_lenient && is_pairwise;
+        if let Some(gone) = self.driver.links.first_failed().filter(|_| !is_alone) {
             // The other ranks wait for this one now, and must hear of the peer that has failed.
             // Operations that can end well do so first.
             while self.failing.cause.is_none() && self.drive(now) {}
@@ -78,7 +80,6 @@ impl Engine {
             true => self.segment_elements(&call.prepared, &call.arguments, &call.slots)?,
             false => 0,
         };
-        let is_pairwise = call.arguments.collective == Collective::SendRecv;
         if !is_pairwise && self.begun.is_none() && self.leaving.first.is_some() {
             let signature = signature_of(&call.arguments, &call.prepared, &call.slots);
             let checked = self.check_left(self.numbers.next, &signature.describe());

@@ -1,4 +1,4 @@
-//! Arithmetic on [`View`]s: reduce, copy, scale, checksums.
+//! Arithmetic on [`View`]s: reduce, copy, scale, update weights, checksums.
 //!
 //! Pure functions of bytes: no allocation, no threads, no clock, and no decision about who may
 //! touch which bytes when (the engine decides that). Views may lie at any address. A size-only view
@@ -28,6 +28,7 @@ mod reduction;
 mod scalar;
 pub mod select;
 mod simd;
+pub mod update;
 
 use crate::limits::CACHE_LINE_BYTES;
 use crate::memory::View;

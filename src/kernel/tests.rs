@@ -2,6 +2,7 @@
 //! scalar code against the words of the contract.
 
 mod patterns;
+mod update;
 
 use super::*;
 use crate::memory::{Element, Region};

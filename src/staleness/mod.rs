@@ -24,6 +24,7 @@
 //! No worker waits while it is the slowest, because its drift is 0.
 
 mod controller;
+mod ledger;
 mod options;
 mod predict;
 mod virtual_time;
@@ -31,6 +32,7 @@ mod virtual_time;
 #[cfg(test)]
 mod tests;
 
-pub use controller::{Controller, Decision};
+pub use controller::{Controller, Decision, Reason};
+pub use ledger::{Ledger, Numbered, Verdict};
 pub use options::{Reading, Release, Staleness};
 pub use virtual_time::{Run, run};

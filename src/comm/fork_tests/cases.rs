@@ -4,8 +4,8 @@ use super::calls::{self, Try};
 use super::{Held, adopt, by_address, is_refused, register, sparse_options, tensors};
 use crate::bootstrap::Exchange;
 use crate::comm::{
-    Buffer, Fusion, Operation, PartialAllreduce, PartialFusion, PartialFusionOptions,
-    SparseAllreduce,
+    Buffer, Fusion, Operation, ParameterServer, PartialAllreduce, PartialFusion,
+    PartialFusionOptions, ServerOptions, SparseAllreduce,
 };
 use crate::error::{Error, Result};
 use crate::fusion::FusionOptions;
@@ -28,6 +28,7 @@ pub(super) fn cases(held: &mut Held) -> Vec<Case> {
     cases.extend(of_operations(held));
     cases.extend(of_queue(held));
     cases.extend(of_window(held));
+    cases.extend(of_server(held));
     cases.extend(of_fusion(held));
     cases.extend(of_partial(held));
     cases.extend(of_sparse(held));
@@ -288,6 +289,26 @@ fn of_window(held: &mut Held) -> Vec<Case> {
         ("Window::wait_signal", is_refused(window.wait_signal(0, 1))),
     ];
     cases.push(("Window::close", is_refused(window.close())));
+    cases
+}
+
+fn of_server(held: &mut Held) -> Vec<Case> {
+    let server = held.server.take().unwrap();
+    let one = [Buffer::from_vec(vec![0f32; 4])];
+    let made = ParameterServer::new(&held.comm, tensors(), ServerOptions::default());
+    let mut cases = vec![
+        ("ParameterServer::new", is_refused(made)),
+        (
+            "ParameterServer::fmt",
+            format!("{server:?}").contains("workers"),
+        ),
+        ("ParameterServer::init", is_refused(server.init(&one))),
+        ("ParameterServer::push", is_refused(server.push(&one))),
+        ("ParameterServer::wait_ok", is_refused(server.wait_ok())),
+        ("ParameterServer::pull", is_refused(server.pull(&one))),
+        ("ParameterServer::step", is_refused(server.step(&one, &one))),
+    ];
+    cases.push(("ParameterServer::finish", is_refused(server.finish())));
     cases
 }
 

@@ -22,6 +22,7 @@ mod crc;
 mod lane;
 #[cfg(target_arch = "x86_64")]
 mod select;
+mod update;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -33,6 +34,7 @@ use crate::memory::View;
 use crate::types::{DataType, Finish};
 use compiled::Compiled;
 use std::ops::Range;
+pub(super) use update::{reaches, update};
 
 /// A loop for which this CPU has the instructions.
 #[derive(Clone, Copy, Debug)]

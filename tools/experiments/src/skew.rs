@@ -11,9 +11,8 @@ mod simulate;
 use super::arithmetic::{Measured, expected_ms, summarise};
 use clap::Args;
 use linerate::options::Divisor;
-use linerate::{
-    Buffer, Communicator, Config, DataType, PartialAllreduce, PartialOptions, Policy, RankSet,
-};
+use linerate::reports::RankSet;
+use linerate::{Buffer, Communicator, Config, DataType, PartialAllreduce, PartialOptions, Policy};
 use linerate_job::binding::Bind;
 use linerate_job::ending::{self, FAILED};
 use linerate_job::flags::JobArgs;

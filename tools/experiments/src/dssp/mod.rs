@@ -9,7 +9,7 @@ mod staleness;
 mod throughput;
 
 use clap::{Args, ValueEnum};
-use linerate::unstable::staleness::{Reading, Release, Staleness};
+use linerate::options::{Reading, Release, Staleness};
 use linerate_job::ending::{self, USAGE};
 use linerate_job::output;
 use serde_json::{Map, Value, json};

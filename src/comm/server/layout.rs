@@ -1,0 +1,266 @@
+//! [`Layout`]: where everything lies in the two windows of a parameter server.
+
+use super::options::{ServerOptions, is_float};
+use crate::error::{Error, Result};
+use crate::fusion::TensorSpec;
+use crate::limits::CACHE_LINE_BYTES;
+use crate::types::{DataType, Rank};
+use std::ops::Range;
+
+/// Elements to which the length of a shard is rounded up, so that shards begin on cache lines.
+const ROUND: usize = CACHE_LINE_BYTES;
+
+/// The low bits of a push's word: the version of the weights that its gradient was computed from.
+/// The bits above count the worker's pushes.
+pub const VERSION_BITS: u32 = 44;
+
+/// In the words that count the pushes that have arrived in another shard: one push that is to be
+/// left out.
+pub const SKIPPED: u64 = 1 << 48;
+
+/// What a worker is told with its OK, or when it begins to wait.
+pub const VERDICT_WORDS: usize = 3;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Layout {
+    pub servers: Vec<Rank>,
+    pub workers: Vec<Rank>,
+    pub gradients: DataType,
+    pub pulls: DataType,
+    pub slots: usize,
+    /// Elements of all tensors, and of a shard but the last.
+    total: usize,
+    per_shard: usize,
+}
+
+impl Layout {
+    pub fn new(tensors: &[TensorSpec], options: &ServerOptions, ranks: u32) -> Result<Layout> {
+        let (servers, workers) = options.check(ranks)?;
+        let gradients = tensors.first().map_or(DataType::F32, |first| first.dtype);
+        let is_other = |one: &&TensorSpec| one.dtype != gradients || !is_float(one.dtype);
+        if let Some(other) = tensors.iter().find(is_other) {
+            return Err(Error::invalid(format!(
+                "tensor '{}' of a parameter server is of {}: all tensors are of f32, of f16 or of bf16",
+                other.name, other.dtype
+            )));
+        }
+        let mut counts = tensors.iter().map(|tensor| tensor.count as usize);
+        let total = counts.try_fold(0usize, |sum, count| sum.checked_add(count));
+        let total = total.filter(|&total| total <= isize::MAX as usize / 16);
+        let Some(total) = total.filter(|&total| total >= servers.len()) else {
+            return Err(Error::invalid(format!(
+                "a parameter server of {} tensors with {} shards: at least one element for each shard, and no more than fit memory",
+                tensors.len(),
+                servers.len()
+            )));
+        };
+        let even = total.div_ceil(servers.len());
+        let rounded = even.next_multiple_of(ROUND);
+        // Every shard has something also where few elements are shared out.
+        let is_whole = rounded * (servers.len() - 1) < total;
+        let per_shard = if is_whole { rounded } else { even };
+        let is_whole = per_shard * (servers.len() - 1) < total;
+        Ok(Layout {
+            per_shard: if is_whole {
+                per_shard
+            } else {
+                total / servers.len()
+            },
+            gradients,
+            pulls: options.pulls,
+            slots: options.slots as usize,
+            total,
+            servers,
+            workers,
+        })
+    }
+
+    pub fn shards(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Elements of all tensors.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// The elements of a shard.
+    pub fn range(&self, shard: usize) -> Range<usize> {
+        let start = shard * self.per_shard;
+        match shard + 1 == self.servers.len() {
+            true => start..self.total,
+            false => start..start + self.per_shard,
+        }
+    }
+
+    /// The bytes of a shard in elements of this type.
+    pub fn bytes(&self, shard: usize, dtype: DataType) -> Range<usize> {
+        let Range { start, end } = self.range(shard);
+        start * dtype.size_bytes()..end * dtype.size_bytes()
+    }
+
+    fn room(&self, shard: usize, dtype: DataType) -> usize {
+        let bytes = self.range(shard).len() * dtype.size_bytes();
+        bytes.next_multiple_of(CACHE_LINE_BYTES)
+    }
+
+    /// Where a push of a worker lies in its shard's memory.
+    pub fn slot(&self, shard: usize, worker: usize, push: u64) -> usize {
+        let slot = worker * self.slots + (push % self.slots as u64) as usize;
+        slot * self.room(shard, self.gradients)
+    }
+
+    /// Where the weights of a version lie, as they are pulled.
+    pub fn weights(&self, shard: usize, version: u64) -> usize {
+        let slots = self.workers.len() * self.slots;
+        let start = slots * self.room(shard, self.gradients);
+        start + (version % 2) as usize * self.room(shard, self.pulls)
+    }
+
+    /// Where the first worker puts the weights to begin with, in f32. Where they are pulled in
+    /// another type, the shard keeps them here.
+    pub fn first(&self, shard: usize) -> usize {
+        match self.pulls {
+            DataType::F32 => self.weights(shard, 0),
+            _ => self.weights(shard, 1) + self.room(shard, self.pulls),
+        }
+    }
+
+    /// Bytes of a shard's memory.
+    pub fn server_bytes(&self, shard: usize) -> usize {
+        match self.pulls {
+            DataType::F32 => self.weights(shard, 1) + self.room(shard, self.pulls),
+            _ => self.first(shard) + self.room(shard, DataType::F32),
+        }
+    }
+
+    /// The word of a shard that says what has come of a worker: the number of its pushes, and the
+    /// version that the last one was computed from.
+    pub fn pushed(&self, worker: usize) -> usize {
+        worker
+    }
+
+    /// The word of the first shard that counts the pushes of a worker in another shard.
+    pub fn arrived(&self, shard: usize, worker: usize) -> usize {
+        shard * self.workers.len() + worker
+    }
+
+    fn after_arrived(&self) -> usize {
+        self.shards() * self.workers.len()
+    }
+
+    /// The word of a shard that counts the pushes that are numbered.
+    pub fn numbered(&self) -> usize {
+        self.after_arrived()
+    }
+
+    /// The word of a shard with the weights to begin with: 1 when they are there.
+    pub fn begun(&self) -> usize {
+        self.after_arrived() + 1
+    }
+
+    /// The word of a shard that says how many pushes there are in all, and one more, when the first
+    /// shard numbers no more.
+    pub fn ended(&self) -> usize {
+        self.after_arrived() + 2
+    }
+
+    /// The word of a shard that is 1 when a worker pushes no more.
+    pub fn finished(&self, worker: usize) -> usize {
+        self.after_arrived() + 3 + worker
+    }
+
+    /// The word of a shard that is 1 while it holds the next update back for a worker.
+    pub fn held(&self, worker: usize) -> usize {
+        self.after_arrived() + 3 + self.workers.len() + worker
+    }
+
+    /// The words of a shard that peers change.
+    pub fn server_words(&self) -> Range<usize> {
+        0..self.after_arrived() + 3 + 2 * self.workers.len()
+    }
+
+    /// Two words of a shard: the version of its weights, and that which is being written or is.
+    pub fn versions(&self) -> usize {
+        self.server_words().end
+    }
+
+    /// The word of a shard with the push of this number.
+    pub fn numbered_push(&self, number: u64) -> usize {
+        self.versions() + 2 + (number % self.numbered_max() as u64) as usize
+    }
+
+    /// Pushes that a shard has not applied, and ends of rounds without a push: one for each worker
+    /// that goes.
+    fn numbered_max(&self) -> usize {
+        self.workers.len() * (self.slots + 1)
+    }
+
+    fn worker_start(&self) -> usize {
+        self.versions() + 2 + self.numbered_max()
+    }
+
+    /// The word of a worker that counts its OKs.
+    pub fn oks(&self) -> usize {
+        self.worker_start()
+    }
+
+    /// The word of a worker that counts the shards that have the weights to begin with.
+    pub fn ready(&self) -> usize {
+        self.worker_start() + 1
+    }
+
+    /// The word of a worker that counts its pushes that a shard has applied.
+    pub fn applied(&self, shard: usize) -> usize {
+        self.worker_start() + 2 + shard
+    }
+
+    /// The words of a worker that peers change.
+    pub fn worker_words(&self) -> Range<usize> {
+        self.worker_start()..self.worker_start() + 2 + self.shards()
+    }
+
+    /// [`VERDICT_WORDS`] of a worker: what it is told with its OK, or when it begins to wait.
+    pub fn verdict(&self) -> usize {
+        self.worker_words().end
+    }
+
+    /// The words of a rank.
+    pub fn words(&self) -> usize {
+        self.verdict() + VERDICT_WORDS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_share_all_elements_out_and_none_is_empty() {
+        for total in (1usize..200).chain([1000, 4096, 100_003]) {
+            for shards in 1..9 {
+                let options = ServerOptions {
+                    servers: (0..shards).collect(),
+                    ..ServerOptions::default()
+                };
+                let tensor = TensorSpec {
+                    name: "all".into(),
+                    count: total as u64,
+                    dtype: DataType::F32,
+                };
+                let Ok(layout) = Layout::new(&[tensor], &options, 9) else {
+                    assert!(total < shards as usize);
+                    continue;
+                };
+                let mut end = 0;
+                for shard in 0..layout.shards() {
+                    let range = layout.range(shard);
+                    assert!(range.start == end && !range.is_empty(), "{total} {shards}");
+                    end = range.end;
+                }
+                assert_eq!(end, total);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! [`ServerOptions`]: who serves, who trains, and how weights follow gradients.
+
+use crate::error::{Error, Result};
+use crate::optimizer::Optimizer;
+use crate::staleness::Staleness;
+use crate::types::{DataType, Rank};
+
+/// The most pushes of a worker that a shard holds and has not applied.
+const SLOTS_MAX: u32 = 64;
+
+/// What becomes of a push with a NaN or an infinity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NonFinitePush {
+    /// Nobody looks: the weights get what was pushed.
+    #[default]
+    Accept,
+    /// The parameter server fails on all ranks, with an error that names the worker.
+    Error,
+    /// The push counts, and no shard changes its weights.
+    Skip,
+}
+
+/// How a [`ParameterServer`](super::ParameterServer) works. Equal on all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerOptions {
+    /// The ranks that hold the weights, one shard each, in this order; empty: all ranks.
+    pub servers: Vec<Rank>,
+    /// The ranks that push and pull, in the order of their numbers as workers; empty: all ranks
+    /// that are no servers, or all ranks if every one is a server.
+    pub workers: Vec<Rank>,
+    /// How far workers may run ahead of the slowest one.
+    pub staleness: Staleness,
+    /// How weights follow gradients.
+    pub optimizer: Optimizer,
+    /// The learning rate.
+    pub rate: f32,
+    /// The type in which workers pull the weights: f32, f16 or bf16. The shards keep f32.
+    pub pulls: DataType,
+    /// Pushes of each worker that a shard holds and has not applied, 1 to 64.
+    pub slots: u32,
+    /// What becomes of a push with a NaN or an infinity.
+    pub nonfinite: NonFinitePush,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            servers: Vec::new(),
+            workers: Vec::new(),
+            staleness: Staleness::Bsp,
+            optimizer: Optimizer::sgd(),
+            rate: 0.01,
+            pulls: DataType::F32,
+            slots: 2,
+            nonfinite: NonFinitePush::Accept,
+        }
+    }
+}
+
+/// Whether gradients and pulled weights may be of this type.
+pub(super) fn is_float(dtype: DataType) -> bool {
+    [DataType::F32, DataType::F16, DataType::Bf16].contains(&dtype)
+}
+
+impl ServerOptions {
+    /// An error unless the options suit this many ranks; else the servers and the workers.
+    pub(super) fn check(&self, ranks: u32) -> Result<(Vec<Rank>, Vec<Rank>)> {
+        self.staleness.check()?;
+        self.optimizer.check()?;
+        if !is_float(self.pulls) {
+            return Err(Error::invalid(format!(
+                "ServerOptions: pulls of {}: f32, f16 or bf16",
+                self.pulls
+            )));
+        }
+        if !self.rate.is_finite() || self.rate < 0.0 {
+            return Err(Error::invalid(format!(
+                "ServerOptions: a learning rate of {}: finite, and not below 0",
+                self.rate
+            )));
+        }
+        if !(1..=SLOTS_MAX).contains(&self.slots) {
+            return Err(Error::invalid(format!(
+                "ServerOptions: {} slots: 1 to {SLOTS_MAX}",
+                self.slots
+            )));
+        }
+        for (what, named) in [("servers", &self.servers), ("workers", &self.workers)] {
+            let twice = |at: usize| named[..at].contains(&named[at]);
+            let wrong = (0..named.len()).find(|&at| named[at] >= ranks || twice(at));
+            if let Some(at) = wrong {
+                return Err(Error::invalid(format!(
+                    "ServerOptions: {what} name rank {}, which is named twice or not below {ranks}, the number of ranks",
+                    named[at]
+                )));
+            }
+        }
+        let all: Vec<Rank> = (0..ranks).collect();
+        let servers = match self.servers.is_empty() {
+            true => all.clone(),
+            false => self.servers.clone(),
+        };
+        let mut workers = match self.workers.is_empty() {
+            true => (all.iter().copied())
+                .filter(|rank| !servers.contains(rank))
+                .collect(),
+            false => self.workers.clone(),
+        };
+        if workers.is_empty() {
+            workers = all;
+        }
+        Ok((servers, workers))
+    }
+}

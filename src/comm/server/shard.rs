@@ -1,0 +1,381 @@
+//! [`Shard`]: a part of the weights, which takes pushes and updates them.
+//!
+//! Nothing here waits: [`Shard::turn`] does what can be done now. The first shard also has the
+//! [`Ledger`]: the others tell it what has come, and it tells them the order.
+
+use super::layout::{Layout, SKIPPED, VERSION_BITS};
+use super::options::{NonFinitePush, ServerOptions};
+use super::report::{Counts, ServerReport};
+use super::signals::Signals;
+use super::weights::Weights;
+use crate::comm::{Communicator, Window};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::memory::View;
+use crate::staleness::{Ledger, Numbered};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bits of a word in the order of pushes: the weights are updated after it, it has no push, and its
+/// push is left out. The low half is the number of the worker.
+const IS_LAST: u64 = 1 << 32;
+const IS_EMPTY: u64 = 1 << 33;
+const IS_SKIPPED: u64 = 1 << 34;
+
+/// What a rank's shard and its worker share.
+pub struct Shared {
+    pub comm: Communicator,
+    pub layout: Layout,
+    pub data: Window<u8>,
+    pub words: Window<u64>,
+}
+
+impl Shared {
+    /// Whether all ranks have their windows.
+    pub fn is_ready(&self) -> Result<bool> {
+        Ok(self.data.is_ready()? && self.words.is_ready()?)
+    }
+}
+
+/// What a shard knows of a worker.
+#[derive(Clone, Default)]
+struct Pushes {
+    /// How many have come, and how many have been applied.
+    come: u64,
+    done: u64,
+    /// The versions that those which are not applied were computed from.
+    pulled: VecDeque<u64>,
+    /// It pushes no more.
+    is_finished: bool,
+}
+
+/// See the module.
+pub struct Shard {
+    shared: Arc<Shared>,
+    index: usize,
+    nonfinite: NonFinitePush,
+    weights: Weights,
+    /// Of the first shard.
+    ledger: Option<Ledger>,
+    signals: Signals,
+    workers: Vec<Pushes>,
+    /// Of the first shard, by shard and worker: pushes of which that shard has said that they are
+    /// left out.
+    skipped: Vec<u64>,
+    /// Pushes in order that are not applied yet, and how many have been numbered.
+    queue: VecDeque<Numbered>,
+    numbered: u64,
+    /// Workers and pushes of the next update.
+    open: Vec<(usize, View)>,
+    has_begun: bool,
+    /// The first shard has told the others that it numbers no more.
+    has_told_end: bool,
+    counts: Counts,
+    /// The words that peers change, and the peers that have ended, as they were.
+    seen: (Vec<u64>, u32),
+}
+
+impl Shard {
+    pub fn new(shared: Arc<Shared>, index: usize, options: ServerOptions) -> Result<Shard> {
+        let layout = &shared.layout;
+        let (workers, shards) = (layout.workers.len(), layout.shards());
+        let ledger = match index {
+            0 => Some(Ledger::new(
+                options.staleness,
+                workers as u32,
+                shards as u32,
+            )?),
+            _ => None,
+        };
+        Ok(Shard {
+            nonfinite: options.nonfinite,
+            ledger,
+            signals: Signals::new(),
+            workers: vec![Pushes::default(); workers],
+            skipped: vec![0; shards * workers],
+            queue: VecDeque::new(),
+            numbered: 0,
+            open: Vec::new(),
+            has_begun: false,
+            has_told_end: false,
+            counts: Counts::default(),
+            seen: (Vec::new(), 0),
+            weights: Weights::new(shared.clone(), index, options)?,
+            index,
+            shared,
+        })
+    }
+
+    /// Does what can be done now. True: all workers have finished, and all that they have pushed is
+    /// applied.
+    pub fn turn(&mut self) -> Result<bool> {
+        let words = self.shared.layout.server_words();
+        self.seen.0 = words.map(|at| self.word(at)).collect();
+        self.begin()?;
+        self.note_pushes()?;
+        self.note_ends()?;
+        self.order_pushes()?;
+        self.apply()?;
+        self.tell_end()?;
+        let layout = &self.shared.layout;
+        self.signals.collect(&self.shared.comm, &layout.servers)?;
+        let is_over = match self.ledger {
+            Some(_) => self.has_told_end,
+            None => self.word(layout.ended()) == self.numbered + 1,
+        };
+        Ok(is_over && self.queue.is_empty() && self.signals.is_idle())
+    }
+
+    /// Whether something has come that a turn may go on with.
+    pub fn has_news(&self, engine: &Engine) -> bool {
+        let mut places = self.shared.layout.server_words().zip(&self.seen.0);
+        places.any(|(at, &seen)| self.word(at) != seen) || engine.peers_ended() != self.seen.1
+    }
+
+    /// All workers have finished: what is left to be waited for is no news.
+    pub fn is_ending(&self) -> bool {
+        self.workers.iter().all(|pushes| pushes.is_finished)
+    }
+
+    /// By worker: how many of its pushes have been applied.
+    #[cfg(test)]
+    pub fn done(&self) -> Vec<u64> {
+        self.workers.iter().map(|pushes| pushes.done).collect()
+    }
+
+    pub fn report(&self) -> ServerReport {
+        self.counts.report(self.index, self.weights.version())
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        self.shared.words.load(at)
+    }
+
+    /// Takes the weights to begin with.
+    fn begin(&mut self) -> Result<()> {
+        let (shared, layout) = (&self.shared, &self.shared.layout);
+        if self.has_begun || self.word(layout.begun()) == 0 {
+            return Ok(());
+        }
+        self.weights.publish_first();
+        self.has_begun = true;
+        for &worker in &layout.workers {
+            let way = (&shared.comm, &shared.words);
+            self.signals.add(way, (worker, layout.ready()), 1)?;
+        }
+        Ok(())
+    }
+
+    /// Notes which pushes have come whole, here and, on the first shard, in the other shards.
+    fn note_pushes(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
+        for worker in 0..layout.workers.len() {
+            let word = self.word(layout.pushed(worker));
+            let pushes = &mut self.workers[worker];
+            let new = (word >> VERSION_BITS).wrapping_sub(pushes.come);
+            let new = new & (u64::MAX >> VERSION_BITS);
+            if new == 0 {
+                continue;
+            }
+            pushes.come += new;
+            // A worker pushes again when it has its OK, which follows from this.
+            if new > 1 || pushes.come - pushes.done > layout.slots as u64 {
+                return Err(Error::Malformed(format!(
+                    "worker {worker} has pushed {new} times at once, or without room"
+                )));
+            }
+            let push = pushes.come - 1;
+            pushes.pulled.push_back(word & ((1 << VERSION_BITS) - 1));
+            let is_skipped = self.is_left_out(worker, push)?;
+            match &mut self.ledger {
+                Some(ledger) if is_skipped => ledger.skip(worker as u32),
+                Some(_) => {}
+                None => {
+                    let place = (layout.servers[0], layout.arrived(self.index, worker));
+                    let add = if is_skipped { SKIPPED + 1 } else { 1 };
+                    self.signals.add(way, place, add)?;
+                }
+            }
+        }
+        let Some(ledger) = &mut self.ledger else {
+            return Ok(());
+        };
+        let now = Duration::from_nanos(shared.comm.inner.clock.now().0);
+        for worker in 0..layout.workers.len() {
+            for shard in 0..layout.shards() {
+                let place = layout.arrived(shard, worker);
+                let count = match shard {
+                    0 => self.workers[worker].come,
+                    _ => {
+                        let word = shared.words.load(place);
+                        let known = std::mem::replace(&mut self.skipped[place], word / SKIPPED);
+                        if known != word / SKIPPED {
+                            ledger.skip(worker as u32);
+                        }
+                        word % SKIPPED
+                    }
+                };
+                ledger.arrive(shard as u32, worker as u32, count, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a push that has come is to be left out.
+    ///
+    /// # Errors
+    /// It has a NaN or an infinity, and that is an error.
+    fn is_left_out(&self, worker: usize, push: u64) -> Result<bool> {
+        let is_bad =
+            self.nonfinite != NonFinitePush::Accept && self.weights.has_nonfinite(worker, push);
+        if is_bad && self.nonfinite == NonFinitePush::Error {
+            let layout = &self.shared.layout;
+            return Err(Error::invalid(format!(
+                "push {} of worker {worker}, rank {}, has a NaN or an infinity among elements {:?}: look at that rank's loss, or take NonFinitePush::Skip",
+                push + 1,
+                layout.workers[worker],
+                layout.range(self.index)
+            )));
+        }
+        Ok(is_bad)
+    }
+
+    /// Notes which workers have finished or ended.
+    ///
+    /// # Errors
+    /// Another shard has failed, or the first one ended early, or the first worker before it gave
+    /// the weights to begin with.
+    fn note_ends(&mut self) -> Result<()> {
+        let (shared, layout) = (&self.shared, &self.shared.layout);
+        let engine = shared.comm.driving()?.engine();
+        self.seen.1 = engine.peers_ended();
+        for (shard, &server) in layout.servers.iter().enumerate() {
+            let is_needed = shard == 0 && shared.words.load(layout.ended()) == 0;
+            if engine.has_failed(server) || (is_needed && engine.has_ended(server)) {
+                return Err(engine.error_of_ended(server, format!("the work of shard {shard}")));
+            }
+        }
+        let first = layout.workers[0];
+        let has_begun = self.has_begun || shared.words.load(layout.begun()) == 1;
+        if !has_begun && engine.has_ended(first) {
+            let what = "the wait for the weights to begin with".to_string();
+            return Err(engine.error_of_ended(first, what));
+        }
+        for (worker, pushes) in self.workers.iter_mut().enumerate() {
+            let says_so = shared.words.load(layout.finished(worker)) == 1;
+            if !pushes.is_finished && (says_so || engine.has_ended(layout.workers[worker])) {
+                pushes.is_finished = true;
+                if let Some(ledger) = &mut self.ledger {
+                    ledger.detach(worker as u32);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the order of pushes from the ledger, and tells it and the decisions; or takes it from
+    /// the first shard.
+    fn order_pushes(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
+        let Some(ledger) = &mut self.ledger else {
+            while self.numbered < shared.words.load(layout.numbered()) {
+                let word = shared.words.load(layout.numbered_push(self.numbered));
+                let worker = (word & IS_EMPTY == 0).then_some(word as u32);
+                if worker.is_some_and(|worker| worker as usize >= layout.workers.len()) {
+                    let text = format!("push {} is of worker {worker:?}", self.numbered);
+                    return Err(Error::Malformed(text));
+                }
+                self.queue.push_back(Numbered {
+                    worker,
+                    is_last: word & IS_LAST != 0,
+                    is_skipped: word & IS_SKIPPED != 0,
+                });
+                self.numbered += 1;
+            }
+            return Ok(());
+        };
+        while let Some(numbered) = ledger.take_numbered() {
+            let word = numbered.worker.map_or(IS_EMPTY, u64::from)
+                | if numbered.is_last { IS_LAST } else { 0 }
+                | if numbered.is_skipped { IS_SKIPPED } else { 0 };
+            for &server in &layout.servers[1..] {
+                let place = (server, layout.numbered_push(self.numbered));
+                (self.signals).put(way, place, &[word], Some(layout.numbered()))?;
+            }
+            self.queue.push_back(numbered);
+            self.numbered += 1;
+        }
+        while let Some(verdict) = ledger.take_verdict() {
+            self.counts.note_verdict(&verdict);
+            let rank = layout.workers[verdict.decision.worker as usize];
+            let slowest = ledger.slowest().map_or(0, |worker| u64::from(worker) + 1);
+            let words = [verdict.decision.drift, verdict.version, slowest];
+            let signal = verdict.decision.is_ok.then_some(layout.oks());
+            (self.signals).put(way, (rank, layout.verdict()), &words, signal)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a worker reads the weights and has met too many updates.
+    fn is_held(&self) -> bool {
+        let layout = &self.shared.layout;
+        let mut workers = self.workers.iter().enumerate();
+        workers.any(|(worker, pushes)| !pushes.is_finished && self.word(layout.held(worker)) != 0)
+    }
+
+    /// Applies what is in order.
+    fn apply(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
+        let of = |worker: usize| (layout.workers[worker], layout.applied(self.index));
+        while let Some(&next) = self.queue.front() {
+            if next.is_last && self.is_held() {
+                return Ok(());
+            }
+            self.queue.pop_front();
+            if let Some(worker) = next.worker {
+                let (worker, version) = (worker as usize, self.weights.version());
+                let pushes = &mut self.workers[worker];
+                let pulled = pushes.pulled.pop_front().unwrap_or(version);
+                let slot = self.weights.slot(worker, pushes.done);
+                pushes.done += 1;
+                if next.is_skipped {
+                    self.counts.skipped += 1;
+                    self.signals.add(way, of(worker), 1)?;
+                } else {
+                    self.counts.note_staleness(version, pulled);
+                    self.open.push((worker, slot));
+                }
+            }
+            if next.is_last && !self.open.is_empty() {
+                self.open.sort_by_key(|&(worker, _)| worker);
+                let gradients: Vec<View> = self.open.iter().map(|&(_, slot)| slot).collect();
+                self.weights.update(&gradients);
+                for (worker, _) in self.open.drain(..) {
+                    self.signals.add(way, of(worker), 1)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// When no worker is left, the first shard tells the others how many pushes there are.
+    fn tell_end(&mut self) -> Result<()> {
+        if self.has_told_end || self.ledger.is_none() || !self.is_ending() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        for &server in &shared.layout.servers[1..] {
+            let (way, place) = (
+                (&shared.comm, &shared.words),
+                (server, shared.layout.ended()),
+            );
+            self.signals.add(way, place, self.numbered + 1)?;
+        }
+        self.has_told_end = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! [`Signals`]: words that a rank puts and adds to others, without waiting for each.
+
+use crate::comm::{Buffer, Communicator, Operation, Window};
+use crate::error::{Error, Result};
+use crate::types::Rank;
+
+/// Words of one operation.
+const WORDS: usize = 4;
+/// Operations for which memory is allocated at a time.
+const BATCH: usize = 64;
+
+/// See the module.
+pub struct Signals {
+    free: Vec<Buffer<u64>>,
+    under_way: Vec<(Operation, Buffer<u64>, Rank)>,
+}
+
+impl Signals {
+    pub fn new() -> Signals {
+        Signals {
+            free: Vec::new(),
+            under_way: Vec::new(),
+        }
+    }
+
+    fn room(&mut self, comm: &Communicator) -> Result<Buffer<u64>> {
+        if self.free.is_empty() {
+            let batch = comm.alloc::<u64>(BATCH * WORDS)?;
+            let parts = (0..BATCH).map(|at| batch.range(at * WORDS..(at + 1) * WORDS));
+            self.free.extend(parts);
+        }
+        Ok(self.free.pop().expect("there are some now"))
+    }
+
+    /// Adds to a word of a rank.
+    pub fn add(
+        &mut self,
+        (comm, words): (&Communicator, &Window<u64>),
+        (rank, at): (Rank, usize),
+        add: u64,
+    ) -> Result<()> {
+        let room = self.room(comm)?;
+        let operation = words.fetch_and_add(rank, at, add, &room.range(..1))?;
+        self.under_way.push((operation, room, rank));
+        Ok(())
+    }
+
+    /// Puts words to a rank; then, with a `signal`, adds 1 to that word.
+    pub fn put(
+        &mut self,
+        (comm, words): (&Communicator, &Window<u64>),
+        (rank, at): (Rank, usize),
+        content: &[u64],
+        signal: Option<usize>,
+    ) -> Result<()> {
+        let room = self.room(comm)?;
+        room.write(0, content)?;
+        let source = room.range(..content.len());
+        let operation = match signal {
+            Some(signal) => words.put_signal(&source, rank, at, (words, signal), 1)?,
+            None => words.put(&source, rank, at)?,
+        };
+        self.under_way.push((operation, room, rank));
+        Ok(())
+    }
+
+    /// Whether all operations have ended and been collected.
+    pub fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// Takes memory back of operations that have ended.
+    ///
+    /// # Errors
+    /// That of an operation that has failed, unless its rank has ended and is not one of those that
+    /// are `needed`.
+    pub fn collect(&mut self, comm: &Communicator, needed: &[Rank]) -> Result<()> {
+        if self.under_way.is_empty() {
+            return Ok(());
+        }
+        let driving = comm.driving()?;
+        driving.drive_then(|engine| {
+            (self.under_way.iter_mut()).for_each(|(operation, ..)| operation.look(engine));
+        });
+        let mut at = 0;
+        while at < self.under_way.len() {
+            if !self.under_way[at].0.is_over() {
+                at += 1;
+                continue;
+            }
+            let (operation, room, rank) = self.under_way.swap_remove(at);
+            self.free.push(room);
+            match operation.result() {
+                Err(Error::PeerFailed { .. } | Error::Left { .. }) if !needed.contains(&rank) => {}
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+}

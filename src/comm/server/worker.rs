@@ -1,0 +1,377 @@
+//! [`Worker`]: pushes gradients to all shards and pulls weights from them.
+//!
+//! Nothing here waits: [`Worker::turn`] does what can be done now.
+
+use super::layout::{VERDICT_WORDS, VERSION_BITS};
+use super::shard::Shared;
+use super::signals::Signals;
+use crate::comm::{Buffer, Operation};
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::types::DataType;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Times that a pull meets an update before it has the next update held back.
+const TORN_MAX: u32 = 2;
+
+/// What is said with the OK of a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Pushes of this worker less the fewest of any worker, at the time of the decision.
+    pub drift: u64,
+    /// The version of the weights that has the push.
+    pub version: u64,
+    /// The worker that others wait for, by number.
+    pub slowest: Option<u32>,
+}
+
+/// A pull from one shard.
+enum Pull {
+    /// Until this worker's last push is in the weights.
+    Apply,
+    /// Of the versions, before and after the weights are read.
+    Look(Operation, Buffer<u64>),
+    /// Of weights of this version.
+    Read(Operation, u64),
+    /// Of the versions again.
+    Check(Operation, Buffer<u64>, u64),
+    /// The weights of this version are there.
+    Done(u64),
+}
+
+struct Puller {
+    state: Pull,
+    /// Updates that were met, and whether the next one is held back.
+    torn: u32,
+    is_holding: bool,
+}
+
+/// See the module.
+pub struct Worker {
+    shared: Arc<Shared>,
+    /// Its number.
+    pub number: usize,
+    /// Its caller has given the weights to begin with.
+    pub has_begun: bool,
+    /// It pushes no more.
+    is_finishing: bool,
+    signals: Signals,
+    /// Pushes that have been started.
+    pub clock: u64,
+    /// The version of the last pull, the oldest of all shards, and that which shards know.
+    pulled: u64,
+    told: u64,
+    /// What is pushed: bytes of all tensors; the shards that have no room yet, and the operations.
+    source: Option<Buffer<u8>>,
+    unsent: Vec<usize>,
+    sends: Vec<Operation>,
+    /// Where a pull goes, by shard.
+    target: Option<Buffer<u8>>,
+    pullers: Vec<Puller>,
+    /// Two words for each shard: the versions that a pull reads there.
+    versions: Buffer<u64>,
+    /// Memory for gradients and weights that do not lie in one buffer.
+    packed: [Option<Buffer<u8>>; 2],
+    /// The words that peers change, as they were.
+    seen: Vec<u64>,
+}
+
+impl Worker {
+    pub fn new(shared: Arc<Shared>, number: usize) -> Result<Worker> {
+        Ok(Worker {
+            versions: shared.comm.alloc(2 * shared.layout.shards())?,
+            number,
+            has_begun: false,
+            is_finishing: false,
+            signals: Signals::new(),
+            clock: 0,
+            pulled: 0,
+            told: 0,
+            source: None,
+            unsent: Vec::new(),
+            sends: Vec::new(),
+            target: None,
+            pullers: Vec::new(),
+            packed: [None, None],
+            seen: Vec::new(),
+            shared,
+        })
+    }
+
+    /// One buffer for all tensors in elements of `dtype`, kept between calls. 0 is for pushes, 1
+    /// for pulls.
+    pub fn packed(&mut self, which: usize, dtype: DataType) -> Result<Buffer<u8>> {
+        let bytes = self.shared.layout.total() * dtype.size_bytes();
+        let known = self.packed[which].take();
+        let all = match known.filter(|known| known.len() >= bytes) {
+            Some(known) => known,
+            None => self.shared.comm.alloc::<u8>(bytes)?,
+        };
+        self.packed[which] = Some(all.clone());
+        Ok(all.range(..bytes))
+    }
+
+    /// Puts the weights to begin with to all shards.
+    pub fn start_init(&mut self, weights: &Buffer<u8>) -> Result<()> {
+        let shared = self.shared.clone();
+        let layout = &shared.layout;
+        for shard in 0..layout.shards() {
+            let source = weights.range(layout.bytes(shard, DataType::F32));
+            let (rank, at) = (layout.servers[shard], layout.first(shard));
+            let signal = (&shared.words, layout.begun());
+            let send = shared.data.put_signal(&source, rank, at, signal, 1)?;
+            self.sends.push(send);
+        }
+        Ok(())
+    }
+
+    /// Starts to push gradients, which hold the bytes of all tensors.
+    pub fn start_push(&mut self, gradients: Buffer<u8>) {
+        self.clock += 1;
+        self.source = Some(gradients);
+        self.unsent = (0..self.shared.layout.shards()).collect();
+    }
+
+    /// Starts to pull weights into memory for the bytes of all tensors.
+    pub fn start_pull(&mut self, weights: Buffer<u8>) {
+        self.target = Some(weights);
+        let fresh = |_| Puller {
+            state: Pull::Apply,
+            torn: 0,
+            is_holding: false,
+        };
+        self.pullers = (0..self.shared.layout.shards()).map(fresh).collect();
+    }
+
+    /// Tells all shards that this worker pushes no more.
+    pub fn start_finish(&mut self) -> Result<()> {
+        self.is_finishing = true;
+        let shared = self.shared.clone();
+        for &server in &shared.layout.servers {
+            let place = (server, shared.layout.finished(self.number));
+            self.signals.add((&shared.comm, &shared.words), place, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Does what can be done now.
+    pub fn turn(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        let words = shared.layout.worker_words();
+        self.seen = words.map(|at| shared.words.load(at)).collect();
+        self.push()?;
+        for shard in 0..self.pullers.len() {
+            while self.pull(shard)? {}
+        }
+        let needed = match self.is_finishing {
+            // Servers leave as soon as all workers have finished.
+            true => &[],
+            false => &shared.layout.servers[..],
+        };
+        self.signals.collect(&shared.comm, needed)?;
+        let engine = shared.comm.driving()?.engine();
+        let gone = needed.iter().find(|&&server| engine.has_ended(server));
+        match gone {
+            Some(&server) => {
+                let what = format!("push {} of worker {}", self.clock, self.number);
+                Err(engine.error_of_ended(server, what))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether something has come that a turn may go on with.
+    pub fn has_news(&self, engine: &Engine) -> bool {
+        let words = &self.shared.words;
+        let mut places = self.shared.layout.worker_words().zip(&self.seen);
+        let has_ended = |operation: &Operation| operation.has_ended(engine);
+        let pulls = || {
+            self.pullers.iter().any(|puller| match &puller.state {
+                Pull::Look(one, _) | Pull::Read(one, _) | Pull::Check(one, ..) => has_ended(one),
+                Pull::Apply | Pull::Done(_) => false,
+            })
+        };
+        places.any(|(at, &seen)| words.load(at) != seen)
+            || self.sends.iter().any(has_ended)
+            || pulls()
+    }
+
+    /// The weights to begin with are on all shards.
+    pub fn is_ready(&self) -> bool {
+        let layout = &self.shared.layout;
+        self.shared.words.load(layout.ready()) as usize == layout.shards()
+    }
+
+    /// The gradients of the last push may be changed: all of them are sent.
+    pub fn is_pushed(&self) -> bool {
+        self.unsent.is_empty() && self.sends.is_empty()
+    }
+
+    /// The last push has its OK.
+    pub fn is_ok(&self) -> bool {
+        self.shared.words.load(self.shared.layout.oks()) == self.clock
+    }
+
+    /// Nothing of this worker is under way.
+    pub fn is_idle(&self) -> bool {
+        self.is_pushed() && self.signals.is_idle()
+    }
+
+    /// All pushes are in the weights.
+    pub fn is_applied(&self) -> bool {
+        let layout = &self.shared.layout;
+        let mut applied = (0..layout.shards()).map(|shard| layout.applied(shard));
+        applied.all(|at| self.shared.words.load(at) == self.clock)
+    }
+
+    /// What the controller has said last.
+    pub fn answer(&self) -> Answer {
+        let at = self.shared.layout.verdict();
+        let [drift, version, slowest]: [u64; VERDICT_WORDS] =
+            std::array::from_fn(|word| self.shared.words.load(at + word));
+        Answer {
+            drift,
+            version,
+            slowest: slowest.checked_sub(1).map(|slowest| slowest as u32),
+        }
+    }
+
+    /// All weights are there.
+    pub fn is_pulled(&self) -> bool {
+        let mut pullers = self.pullers.iter();
+        pullers.all(|puller| matches!(puller.state, Pull::Done(_)))
+    }
+
+    /// The versions of the weights that were pulled, by shard.
+    pub fn take_pulled(&mut self) -> Vec<u64> {
+        let versions = self
+            .pullers
+            .drain(..)
+            .filter_map(|puller| match puller.state {
+                Pull::Done(version) => Some(version),
+                _ => None,
+            });
+        let versions: Vec<u64> = versions.collect();
+        self.pulled = versions.iter().copied().min().unwrap_or(self.pulled);
+        self.target = None;
+        versions
+    }
+
+    fn push(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        let layout = &shared.layout;
+        if let (Some(source), false) = (&self.source, self.unsent.is_empty()) {
+            // Versions never become less.
+            let add = (1 << VERSION_BITS) + self.pulled - self.told;
+            let (push, sends) = (self.clock - 1, &mut self.sends);
+            let mut unsent = std::mem::take(&mut self.unsent);
+            let mut failed = Ok(());
+            unsent.retain(|&shard| {
+                let applied = shared.words.load(layout.applied(shard));
+                if push - applied >= layout.slots as u64 || failed.is_err() {
+                    return true;
+                }
+                let part = source.range(layout.bytes(shard, layout.gradients));
+                let (rank, at) = (layout.servers[shard], layout.slot(shard, self.number, push));
+                let signal = (&shared.words, layout.pushed(self.number));
+                match shared.data.put_signal(&part, rank, at, signal, add) {
+                    Ok(send) => sends.push(send),
+                    Err(error) => failed = Err(error),
+                }
+                false
+            });
+            failed?;
+            self.unsent = unsent;
+            if self.unsent.is_empty() {
+                (self.told, self.source) = (self.pulled, None);
+            }
+        }
+        end_some(&shared, &mut self.sends)
+    }
+
+    /// Goes on with the pull from a shard; true: it may go on at once.
+    fn pull(&mut self, shard: usize) -> Result<bool> {
+        let shared = self.shared.clone();
+        let (layout, words) = (&shared.layout, &shared.words);
+        let server = layout.servers[shard];
+        let Some(target) = &self.target else {
+            return Ok(false);
+        };
+        let puller = &mut self.pullers[shard];
+        let look = || -> Result<(Operation, Buffer<u64>)> {
+            let versions = self.versions.range(2 * shard..2 * shard + 2);
+            let look = words.get(&versions, server, layout.versions())?;
+            Ok((look, versions))
+        };
+        let next = match &mut puller.state {
+            Pull::Apply if words.load(layout.applied(shard)) < self.clock => return Ok(false),
+            Pull::Apply => {
+                let (look, versions) = look()?;
+                Pull::Look(look, versions)
+            }
+            Pull::Look(operation, versions) => {
+                if !operation.test()? {
+                    return Ok(false);
+                }
+                let version = versions.to_vec()?[0];
+                // The version was read before the weights.
+                fence(Ordering::SeqCst);
+                let part = target.range(layout.bytes(shard, layout.pulls));
+                let at = layout.weights(shard, version);
+                Pull::Read(shared.data.get(&part, server, at)?, version)
+            }
+            Pull::Read(operation, version) => {
+                if !operation.test()? {
+                    return Ok(false);
+                }
+                fence(Ordering::SeqCst);
+                let (look, versions) = look()?;
+                Pull::Check(look, versions, *version)
+            }
+            Pull::Check(operation, versions, version) => {
+                if !operation.test()? {
+                    return Ok(false);
+                }
+                // Two versions lie beside each other: the next but one takes the place of this.
+                if versions.to_vec()?[1] <= *version + 1 {
+                    if std::mem::take(&mut puller.is_holding) {
+                        let place = (server, layout.held(self.number));
+                        (self.signals).add((&shared.comm, words), place, u64::MAX)?;
+                    }
+                    Pull::Done(*version)
+                } else {
+                    puller.torn += 1;
+                    if puller.torn >= TORN_MAX && !puller.is_holding {
+                        puller.is_holding = true;
+                        let place = (server, layout.held(self.number));
+                        self.signals.add((&shared.comm, words), place, 1)?;
+                    }
+                    Pull::Apply
+                }
+            }
+            Pull::Done(_) => return Ok(false),
+        };
+        puller.state = next;
+        Ok(true)
+    }
+}
+
+/// Takes out the operations that have ended.
+fn end_some(shared: &Shared, operations: &mut Vec<Operation>) -> Result<()> {
+    if operations.is_empty() {
+        return Ok(());
+    }
+    let driving = shared.comm.driving()?;
+    driving.drive_then(|engine| {
+        (operations.iter_mut()).for_each(|operation| operation.look(engine));
+    });
+    let mut result = Ok(());
+    operations.retain(|operation| {
+        if operation.is_over() && result.is_ok() {
+            result = operation.result();
+        }
+        !operation.is_over()
+    });
+    result
+}

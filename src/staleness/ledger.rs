@@ -1,0 +1,183 @@
+//! [`Ledger`]: the one order in which all shards of a parameter server apply pushes.
+//!
+//! A push counts when every shard has its part of it. The ledger then numbers it, and all shards
+//! apply pushes in the order of these numbers: so each is applied once everywhere or nowhere, and
+//! the order alone tells all weights.
+
+use super::controller::{Controller, Decision};
+use super::options::Staleness;
+use crate::error::{Error, Result};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A push in the order of all shards, or the end of a round without one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbered {
+    /// Whose push it is: its next one. `None`: the last worker of a round that had not pushed has
+    /// gone.
+    pub worker: Option<u32>,
+    /// The weights are updated with all pushes since the last update, this one included.
+    pub is_last: bool,
+    /// The push is left out.
+    pub is_skipped: bool,
+}
+
+/// A decision, and the version of the weights that has the worker's push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// See [`Controller`].
+    pub decision: Decision,
+    /// Updates until this push is in the weights, its own included.
+    pub version: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ledger {
+    controller: Controller,
+    /// One update takes the pushes of all workers.
+    is_bsp: bool,
+    /// By worker: how many pushes each shard has.
+    arrived: Vec<Vec<u64>>,
+    /// By worker: pushes that are numbered, and the version that has the last one.
+    numbered: Vec<(u64, u64)>,
+    /// Workers that are there, and those that have pushed since the last update.
+    living: Vec<bool>,
+    open: Vec<bool>,
+    /// By worker: whether its push that is not numbered yet is left out.
+    skipped: Vec<bool>,
+    /// Some push since the last update is not left out.
+    has_gradient: bool,
+    version: u64,
+    order: VecDeque<Numbered>,
+    verdicts: VecDeque<Verdict>,
+}
+
+impl Ledger {
+    /// For workers 0 to `workers` - 1, who are all there, and as many shards.
+    ///
+    /// # Errors
+    /// [`Staleness::check`].
+    pub fn new(staleness: Staleness, workers: u32, shards: u32) -> Result<Ledger> {
+        let mut controller = Controller::new(staleness, workers)?;
+        for worker in 0..workers {
+            controller.attach(worker)?;
+        }
+        Ok(Ledger {
+            controller,
+            is_bsp: staleness == Staleness::Bsp,
+            arrived: vec![vec![0; shards as usize]; workers as usize],
+            numbered: vec![(0, 0); workers as usize],
+            living: vec![true; workers as usize],
+            open: vec![false; workers as usize],
+            skipped: vec![false; workers as usize],
+            has_gradient: false,
+            version: 0,
+            order: VecDeque::new(),
+            verdicts: VecDeque::new(),
+        })
+    }
+
+    /// A shard has `count` pushes of a worker, at this time of the controller's clock.
+    ///
+    /// # Errors
+    /// There is no such shard or worker, the count has become less, or the worker has pushed before
+    /// it had the OK of its last push.
+    pub fn arrive(&mut self, shard: u32, worker: u32, count: u64, time: Duration) -> Result<()> {
+        let of_worker = self.arrived.get_mut(worker as usize);
+        let place = of_worker.and_then(|shards| shards.get_mut(shard as usize));
+        let Some(known) = place.filter(|known| **known <= count) else {
+            return Err(Error::Malformed(format!(
+                "shard {shard} says that it has {count} pushes of worker {worker}"
+            )));
+        };
+        *known = count;
+        if !self.living[worker as usize] {
+            return Ok(());
+        }
+        let shards = &self.arrived[worker as usize];
+        let whole = shards.iter().copied().min().unwrap_or(0);
+        while self.numbered[worker as usize].0 < whole {
+            self.number(worker, time)?;
+        }
+        Ok(())
+    }
+
+    /// The next push of a worker that is numbered counts and is left out of the weights. A shard
+    /// says so before it says that it has the push.
+    pub fn skip(&mut self, worker: u32) {
+        if let Some(skipped) = self.skipped.get_mut(worker as usize) {
+            *skipped = true;
+        }
+    }
+
+    fn number(&mut self, worker: u32, time: Duration) -> Result<()> {
+        let (pushes, version) = &mut self.numbered[worker as usize];
+        let decisions = self.controller.push(worker, *pushes + 1, time)?;
+        *pushes += 1;
+        *version = self.version + 1;
+        self.open[worker as usize] = true;
+        let is_skipped = std::mem::take(&mut self.skipped[worker as usize]);
+        self.has_gradient |= !is_skipped;
+        let is_last = self.end_round();
+        self.order.push_back(Numbered {
+            worker: Some(worker),
+            is_last,
+            is_skipped,
+        });
+        self.tell(decisions);
+        Ok(())
+    }
+
+    /// A worker has finished or died. What of its pushes is not numbered never is. Those go on that
+    /// waited for it.
+    pub fn detach(&mut self, worker: u32) {
+        match self.living.get_mut(worker as usize) {
+            Some(living) if *living => *living = false,
+            _ => return,
+        }
+        let decisions = self.controller.detach(worker);
+        if self.open.contains(&true) && self.end_round() {
+            self.order.push_back(Numbered {
+                worker: None,
+                is_last: true,
+                is_skipped: false,
+            });
+        }
+        self.tell(decisions);
+    }
+
+    /// Whether the weights are updated now: with bulk synchronous workers, when all that are there
+    /// have pushed.
+    fn end_round(&mut self) -> bool {
+        let mut all = self.living.iter().zip(&self.open);
+        let is_last = !self.is_bsp || all.all(|(&is_there, &has_pushed)| !is_there || has_pushed);
+        if is_last {
+            self.open.fill(false);
+            self.version += u64::from(std::mem::take(&mut self.has_gradient));
+        }
+        is_last
+    }
+
+    fn tell(&mut self, decisions: Vec<Decision>) {
+        self.verdicts.extend(decisions.into_iter().map(|decision| {
+            let version = self.numbered[decision.worker as usize].1;
+            Verdict { decision, version }
+        }));
+    }
+
+    /// The next push in the order, once.
+    pub fn take_numbered(&mut self) -> Option<Numbered> {
+        self.order.pop_front()
+    }
+
+    /// The next decision, once. Those that are no OK tell only why a worker waits.
+    pub fn take_verdict(&mut self) -> Option<Verdict> {
+        self.verdicts.pop_front()
+    }
+
+    /// The worker that others wait for.
+    pub fn slowest(&self) -> Option<u32> {
+        self.controller.slowest()
+    }
+}
