@@ -548,13 +548,10 @@ impl Links {
                 operation: "an operation".into(),
             };
         }
-        let cause = self
-            .gone(peer)
-            .unwrap_or("its connection was lost")
-            .to_string();
+        let cause = self.gone(peer).unwrap_or("its connection was lost");
         Error::PeerFailed {
             rank: peer,
-            cause,
+            cause: cause.into(),
             during: String::new(),
         }
     }

@@ -181,7 +181,7 @@ impl Layout {
         0..self.after_arrived() + 3 + 2 * self.workers.len()
     }
 
-    /// Two words of a shard: the version of its weights, and that which is being written or is.
+    /// Two words of a shard: the version of its weights, and the last that it has begun to write.
     pub fn versions(&self) -> usize {
         self.server_words().end
     }

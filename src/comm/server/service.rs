@@ -1,7 +1,8 @@
 //! [`Service`]: the thread that drives a shard.
 
 use super::report::ServerReport;
-use super::shard::{Shard, Shared};
+use super::shard::Shard;
+use super::shared::Shared;
 use crate::comm::driving::Manner;
 use crate::error::{Error, Result};
 use crate::wait::Background;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 /// Longest sleep of the thread while nothing comes.
 const IDLE: Duration = Duration::from_millis(50);
-/// The same while only the ends of its own operations are waited for.
+/// Longest sleep while only the ends of its own operations are waited for.
 const ENDING: Duration = Duration::from_micros(100);
 
 /// See the module.

@@ -3,12 +3,12 @@
 //! Nothing here waits: [`Shard::turn`] does what can be done now. The first shard also has the
 //! [`Ledger`]: the others tell it what has come, and it tells them the order.
 
-use super::layout::{Layout, SKIPPED, VERSION_BITS};
+use super::layout::{SKIPPED, VERSION_BITS};
 use super::options::{NonFinitePush, ServerOptions};
 use super::report::{Counts, ServerReport};
+use super::shared::Shared;
 use super::signals::Signals;
 use super::weights::Weights;
-use crate::comm::{Communicator, Window};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::View;
@@ -22,21 +22,6 @@ use std::time::Duration;
 const IS_LAST: u64 = 1 << 32;
 const IS_EMPTY: u64 = 1 << 33;
 const IS_SKIPPED: u64 = 1 << 34;
-
-/// What a rank's shard and its worker share.
-pub struct Shared {
-    pub comm: Communicator,
-    pub layout: Layout,
-    pub data: Window<u8>,
-    pub words: Window<u64>,
-}
-
-impl Shared {
-    /// Whether all ranks have their windows.
-    pub fn is_ready(&self) -> Result<bool> {
-        Ok(self.data.is_ready()? && self.words.is_ready()?)
-    }
-}
 
 /// What a shard knows of a worker.
 #[derive(Clone, Default)]

@@ -5,9 +5,9 @@ use super::*;
 use crate::comm::Simulation;
 use crate::config::Config;
 use crate::prng::Prng;
-use crate::sim::SimOptions;
 use crate::staleness::Staleness;
 use crate::time::Time;
+use crate::transport::sim::SimOptions;
 
 /// Both sides of a rank.
 struct Rank {
@@ -212,7 +212,7 @@ fn gradient(worker: usize, push: u64) -> f32 {
     -((worker as f32 + 1.0) * 64.0 + push as f32)
 }
 
-/// The sum of what is applied, if of each worker so many pushes are: in rounds, their means.
+/// The sum of what is applied, if `done` of the pushes of each worker are: in rounds, their means.
 fn applied(done: &[u64], is_bsp: bool) -> f32 {
     let round = |push: u64| {
         let of = (0..done.len()).filter(|&worker| done[worker] >= push);

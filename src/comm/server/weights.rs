@@ -1,7 +1,7 @@
 //! [`Weights`]: the weights of a shard, and their updates.
 
 use super::options::ServerOptions;
-use super::shard::Shared;
+use super::shared::Shared;
 use crate::comm::last_level_cache_bytes;
 use crate::comm::raw::RawBuffer;
 use crate::error::Result;

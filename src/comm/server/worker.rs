@@ -3,7 +3,7 @@
 //! Nothing here waits: [`Worker::turn`] does what can be done now.
 
 use super::layout::{VERDICT_WORDS, VERSION_BITS};
-use super::shard::Shared;
+use super::shared::Shared;
 use super::signals::Signals;
 use crate::comm::{Buffer, Operation};
 use crate::engine::Engine;
@@ -59,7 +59,7 @@ pub struct Worker {
     signals: Signals,
     /// Pushes that have been started.
     pub clock: u64,
-    /// The version of the last pull, the oldest of all shards, and that which shards know.
+    /// The version of the last pull, the oldest of all shards, and what the shards know of it.
     pulled: u64,
     told: u64,
     /// What is pushed: bytes of all tensors; the shards that have no room yet, and the operations.
