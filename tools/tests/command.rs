@@ -23,6 +23,8 @@ mod outputs;
 mod perf;
 #[path = "command/profile.rs"]
 mod profile;
+#[path = "command/push_pull.rs"]
+mod push_pull;
 #[path = "command/refusals.rs"]
 mod refusals;
 #[path = "command/replay_plan.rs"]

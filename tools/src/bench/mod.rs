@@ -14,6 +14,7 @@ pub mod link;
 pub mod measure;
 mod pacing;
 pub mod plan;
+mod push_pull;
 mod rank;
 mod simulate;
 pub mod slots;
@@ -32,26 +33,32 @@ use linerate_job::{settings, spawn};
 use plan::{Facts, Plan};
 use std::process::ExitCode;
 
-/// What follows `linerate bench`: a dense collective with nccl-tests' flags, or the sparse one with
+/// What follows `linerate bench`: a dense collective with nccl-tests' flags, or what has flags of
 /// its own.
 #[derive(Debug)]
 pub enum BenchCommand {
     Dense(Box<BenchArgs>),
+    PushPull(Box<push_pull::PushPullArgs>),
     Sparse(Box<sparse::SparseArgs>),
 }
 
+const PUSH_PULL: &str = "push-pull";
 const SPARSE: &str = "sparse-allreduce";
 
 // Written by hand, because derived code never sees a flattened struct as given if that flattens
 // others.
 impl Args for BenchCommand {
     fn augment_args(command: Command) -> Command {
-        let about =
+        let push_pull = "Parameter server: workers push gradients and pull weights";
+        let sparse =
             "Sparse allreduce with residuals: Ok-Topk and others, with the words of each phase";
         BenchArgs::augment_args(command)
             .args_conflicts_with_subcommands(true)
             .subcommand_negates_reqs(true)
-            .subcommand(sparse::SparseArgs::augment_args(Command::new(SPARSE)).about(about))
+            .subcommand(
+                push_pull::PushPullArgs::augment_args(Command::new(PUSH_PULL)).about(push_pull),
+            )
+            .subcommand(sparse::SparseArgs::augment_args(Command::new(SPARSE)).about(sparse))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -61,15 +68,17 @@ impl Args for BenchCommand {
 
 impl FromArgMatches for BenchCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<BenchCommand, clap::Error> {
-        match matches.subcommand_matches(SPARSE) {
-            Some(matches) => {
-                let args = sparse::SparseArgs::from_arg_matches(matches)?;
-                Ok(BenchCommand::Sparse(Box::new(args)))
+        Ok(match matches.subcommand() {
+            Some((PUSH_PULL, matches)) => {
+                let args = push_pull::PushPullArgs::from_arg_matches(matches)?;
+                BenchCommand::PushPull(Box::new(args))
             }
-            None => Ok(BenchCommand::Dense(Box::new(BenchArgs::from_arg_matches(
-                matches,
-            )?))),
-        }
+            Some((_, matches)) => {
+                let args = sparse::SparseArgs::from_arg_matches(matches)?;
+                BenchCommand::Sparse(Box::new(args))
+            }
+            None => BenchCommand::Dense(Box::new(BenchArgs::from_arg_matches(matches)?)),
+        })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -82,6 +91,7 @@ impl FromArgMatches for BenchCommand {
 pub fn run_command(command: &BenchCommand) -> ExitCode {
     match command {
         BenchCommand::Dense(args) => run(args),
+        BenchCommand::PushPull(args) => push_pull::run(args),
         BenchCommand::Sparse(args) => sparse::run(args),
     }
 }

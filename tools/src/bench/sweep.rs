@@ -14,28 +14,36 @@ pub fn build_sizes(args: &BenchArgs) -> Result<Vec<u64>, String> {
     if args.collective == Collective::Barrier {
         return Ok(vec![0]);
     }
-    if args.sweep.min_bytes > args.sweep.max_bytes {
+    let bounds = (args.sweep.min_bytes, args.sweep.max_bytes);
+    match args.step_bytes {
+        Some(0) => Err("--stepbytes is 0: at least 1".into()),
+        Some(step) => sizes_by(bounds, |size| size.checked_add(step)),
+        None => sizes_by_factor(bounds, args.sweep.step_factor),
+    }
+}
+
+/// The sizes from the smallest to the largest, each the one before times a factor.
+pub fn sizes_by_factor(bounds: (u64, u64), factor: u64) -> Result<Vec<u64>, String> {
+    if factor < 2 {
         return Err(format!(
-            "--minbytes {} is above --maxbytes {}",
-            args.sweep.min_bytes, args.sweep.max_bytes
+            "--stepfactor is {factor}: at least 2 (or --stepbytes for equal steps)"
         ));
     }
-    if args.step_bytes == Some(0) {
-        return Err("--stepbytes is 0: at least 1".into());
+    sizes_by(bounds, |size| match size {
+        0 => Some(AFTER_ZERO_BYTES),
+        _ => size.checked_mul(factor),
+    })
+}
+
+fn sizes_by(
+    (least, most): (u64, u64),
+    after: impl Fn(u64) -> Option<u64>,
+) -> Result<Vec<u64>, String> {
+    if least > most {
+        return Err(format!("--minbytes {least} is above --maxbytes {most}"));
     }
-    if args.step_bytes.is_none() && args.sweep.step_factor < 2 {
-        return Err(format!(
-            "--stepfactor is {}: at least 2 (or --stepbytes for equal steps)",
-            args.sweep.step_factor
-        ));
-    }
-    let after = |size: u64| match args.step_bytes {
-        Some(step) => size.checked_add(step),
-        None if size == 0 => Some(AFTER_ZERO_BYTES),
-        None => size.checked_mul(args.sweep.step_factor),
-    };
-    let sizes: Vec<u64> = std::iter::successors(Some(args.sweep.min_bytes), |&size| after(size))
-        .take_while(|&size| size <= args.sweep.max_bytes)
+    let sizes: Vec<u64> = std::iter::successors(Some(least), |&size| after(size))
+        .take_while(|&size| size <= most)
         .take(SIZES_MAX + 1)
         .collect();
     if sizes.len() > SIZES_MAX {

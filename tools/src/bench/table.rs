@@ -166,7 +166,7 @@ fn stats_columns(cell: Option<&Cell>) -> String {
 }
 
 /// Three or more digits are enough: nccl-tests' rule.
-fn time(time_us: f64) -> String {
+pub fn time(time_us: f64) -> String {
     if time_us >= 10_000.0 {
         format!("{time_us:.0}")
     } else if time_us >= 100.0 {

@@ -192,7 +192,7 @@ pub fn clear(buffer: &Buffer<u8>) -> Result<()> {
 }
 
 /// Conversions of one element type. Exact for the integers used here.
-trait Value: Element {
+pub trait Value: Element {
     /// Distance from 1 to the next value; 0 for integers.
     const EPSILON: f64;
     fn from_int(value: i64) -> Self;

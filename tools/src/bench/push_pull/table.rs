@@ -1,0 +1,83 @@
+//! The table. Pure: every function gives text.
+
+use super::Plan;
+use super::document::Entry;
+use crate::bench::table::time;
+
+/// Comment lines and column titles.
+pub fn header(plan: &Plan, transport: &str) -> String {
+    let bytes =
+        |count: Option<&u64>| count.map_or(0, |count| count * plan.args.dtype.size_bytes() as u64);
+    let about = format!(
+        "# linerate {} bench push-pull ranks: {} servers: {} workers: {} transport: {transport} mode: {}\n\
+         # minBytes {} maxBytes {} warmup iters: {} iters: {} memory: registered\n\
+         # a time is the median (p50) over steps of the slowest worker's, with no barrier between steps; push: until its OK\n#\n",
+        env!("CARGO_PKG_VERSION"),
+        plan.ranks,
+        plan.shards(),
+        plan.workers(),
+        plan.args.mode.name,
+        bytes(plan.counts.first()),
+        bytes(plan.counts.last()),
+        plan.args.warmup,
+        plan.args.iterations,
+    );
+    let titles = [
+        "size", "count", "type", "pull", "mode", "time", "push", "pull", "algbw", "#wrong",
+    ];
+    let units = [
+        "(B)",
+        "(elements)",
+        "",
+        "",
+        "",
+        "(us)",
+        "(us)",
+        "(us)",
+        "(GB/s)",
+        "",
+    ];
+    about + &columns("# ", titles) + &columns("# ", units)
+}
+
+/// One row.
+pub fn row(plan: &Plan, entry: &Entry) -> String {
+    columns(
+        "  ",
+        [
+            &entry.bytes.to_string(),
+            &entry.count.to_string(),
+            entry.dtype,
+            entry.pull,
+            &plan.args.mode.name,
+            &time(entry.time_us.p50),
+            &time(entry.push_us.p50),
+            &time(entry.pull_us.p50),
+            &format!("{:.2}", entry.algbw),
+            &entry.wrong.to_string(),
+        ],
+    )
+}
+
+/// The line after the last row.
+pub fn footer(rows: usize, wrong: u64) -> String {
+    format!("# rows: {rows}, wrong {wrong}\n")
+}
+
+fn columns(begin: &str, columns: [&str; 10]) -> String {
+    let [
+        size,
+        count,
+        dtype,
+        weights,
+        mode,
+        time,
+        push,
+        pull,
+        algbw,
+        wrong,
+    ] = columns;
+    format!(
+        "{begin}{size:>10}  {count:>12}  {dtype:>4}  {weights:>4}  {mode:>10}  {time:>8}  {push:>8}  {pull:>8}  {algbw:>6}  {wrong:>6}\n"
+    )
+}

@@ -1,0 +1,120 @@
+//! `bench push-pull`: processes, columns, the document's fields, bad usage.
+
+use super::start::run;
+use serde_json::Value;
+
+const SMALL: &str = "-b 1K -e 64K -f 8 -n 6 -w 2 --ranks 3 --timeout 30";
+
+fn document(line: &str) -> Value {
+    let (code, stdout, stderr) = run(&format!("bench push-pull {SMALL} {line} --json -"));
+    assert_eq!(code, Some(0), "{line}\n{stderr}");
+    assert!(
+        stderr.trim_end().ends_with("# rows: 3, wrong 0"),
+        "{stderr}"
+    );
+    serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{line}: {e}\n{stdout}"))
+}
+
+#[test]
+fn every_weight_is_right_with_shared_and_dedicated_servers_in_every_mode() {
+    for (transport, servers, mode) in [
+        ("shm", 0, "bsp"),
+        ("shm", 2, "bsp"),
+        ("shm", 0, "asp"),
+        ("shm", 1, "asp"),
+        ("shm", 0, "ssp:1"),
+        ("shm", 1, "dssp:0:4"),
+        ("tcp", 0, "bsp"),
+        ("tcp", 1, "bsp"),
+        ("tcp", 0, "asp"),
+        ("tcp", 2, "asp"),
+    ] {
+        let line = format!("--transport {transport} --servers {servers} --mode {mode}");
+        let document = document(&line);
+        let workers = 3 - servers;
+        assert_eq!(document["transport"], transport);
+        assert_eq!(document["servers"], if servers == 0 { 3 } else { servers });
+        assert_eq!(document["workers"], workers);
+        assert_eq!(document["mode"], mode);
+        assert_eq!(document["wrong"], 0, "{line}");
+        let results = document["results"].as_array().unwrap();
+        assert_eq!(results.len(), 3, "{line}");
+        for result in results {
+            assert_eq!(result["wrong"], 0, "{line}: {result}");
+            // In BSP all workers make one update together.
+            let authors = if mode == "bsp" { 1 } else { workers };
+            assert_eq!(result["updates"], 8 * authors, "{line}: {result}");
+            let count = result["count"].as_u64().unwrap();
+            assert_eq!(result["bytes"], 4 * count, "{line}");
+            for time in ["time_us", "push_us", "pull_us"] {
+                let p50 = result[time]["p50"].as_f64().unwrap();
+                assert!(p50 > 0.0, "{line}: {time}: {result}");
+            }
+            for field in ["algbw", "drift_max", "waits", "staleness_mean"] {
+                assert!(result[field].is_number(), "{line}: {field}: {result}");
+            }
+            for (field, text) in [
+                ("collective", "push-pull"),
+                ("dtype", "f32"),
+                ("pull", "f32"),
+            ] {
+                assert_eq!(result[field], text, "{line}: {result}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_stand_under_their_titles_and_the_last_line_says_what_was_wrong() {
+    let (code, stdout, stderr) = run(&format!("bench push-pull {SMALL} --transport shm"));
+    assert_eq!(code, Some(0), "{stderr}");
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!(lines.last(), Some(&"# rows: 3, wrong 0"), "{stdout}");
+    let titles = lines.iter().position(|line| line.contains("#wrong"));
+    let titles = titles.unwrap_or_else(|| panic!("{stdout}"));
+    for title in [
+        "size", "count", "type", "mode", "time", "push", "pull", "algbw",
+    ] {
+        assert!(lines[titles].contains(title), "{title}: {stdout}");
+    }
+    let rows = &lines[titles + 2..lines.len() - 1];
+    assert_eq!(rows.len(), 3, "{stdout}");
+    // Rounded to whole shards of 64 elements: 192 elements, or a multiple.
+    let sizes = rows.iter().map(|row| row.split_whitespace().next());
+    assert_eq!(
+        sizes.collect::<Vec<_>>(),
+        [Some("768"), Some("7680"), Some("65280")]
+    );
+    for row in rows {
+        assert_eq!(row.len(), lines[titles].len(), "{stdout}");
+        assert_eq!(row.split_whitespace().last(), Some("0"), "{stdout}");
+    }
+}
+
+#[test]
+fn bad_usage_is_told_before_a_rank_starts() {
+    for (line, expected) in [
+        ("--ranks 3 --servers 3", "with 3 ranks it is 0"),
+        ("--servers 7", "--servers is 7"),
+        ("--mode best", "none of bsp, asp"),
+        ("--mode ssp:x", "a bound of 'x'"),
+        ("--mode dssp:5:3", "must not be below the lower one"),
+        ("--transport sim", "needs real ranks"),
+        ("--transport udp", "--transport"),
+        ("--dtype f64", "f32, f16 or bf16"),
+        ("--pull i8", "f32, f16 or bf16"),
+        ("--pull bf16 --iters 1000", "exact up to 256"),
+        ("--iters 0", "1.."),
+        ("-b 2K -e 1K", "above --maxbytes"),
+        ("-f 1", "at least 2"),
+        ("-e 1T -b 1T", "MemAvailable"),
+        ("allreduce", "unexpected argument"),
+    ] {
+        let (code, _, stderr) = run(&format!("bench push-pull {line}"));
+        assert_eq!(code, Some(2), "{line}: {stderr}");
+        assert!(stderr.contains(expected), "{line}: {stderr}");
+    }
+    let (code, stdout, _) = run("bench --help");
+    assert_eq!(code, Some(0));
+    assert!(stdout.contains("push-pull"), "{stdout}");
+}
