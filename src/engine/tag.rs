@@ -1,6 +1,7 @@
 //! Tags and tokens: how a message finds its receive, and a completion its step.
 
 /// Kinds of tags, in the two highest bits.
+use crate::transport::UNAWAITED;
 const COLLECTIVE: u64 = 0;
 const PAIRWISE: u64 = 1;
 const CONTROL: u64 = crate::transport::URGENT_CLASS as u64;
@@ -151,7 +152,7 @@ impl RoundToken {
 
 impl Token {
     /// [`Token::Forget`] as a number for the transport.
-    pub const FORGET: u64 = 1 << 63;
+    pub const FORGET: u64 = UNAWAITED;
 
     /// The greatest generation of an operation on memory of a peer.
     pub const REMOTE_GENERATION_MAX: u32 = mask(REMOTE_GENERATION_BITS) as u32;

@@ -22,15 +22,6 @@ pub struct Numbered {
     pub is_skipped: bool,
 }
 
-/// A decision, and the version of the weights that has the worker's push.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
-    /// See [`Controller`].
-    pub decision: Decision,
-    /// Updates until this push is in the weights, its own included.
-    pub version: u64,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Ledger {
@@ -39,18 +30,15 @@ pub struct Ledger {
     is_bsp: bool,
     /// By worker: how many pushes each shard has.
     arrived: Vec<Vec<u64>>,
-    /// By worker: pushes that are numbered, and the version that has the last one.
-    numbered: Vec<(u64, u64)>,
+    /// By worker: pushes that are numbered.
+    numbered: Vec<u64>,
     /// Workers that are there, and those that have pushed since the last update.
     living: Vec<bool>,
     open: Vec<bool>,
     /// By worker: whether its push that is not numbered yet is left out.
     skipped: Vec<bool>,
-    /// Some push since the last update is not left out.
-    has_gradient: bool,
-    version: u64,
     order: VecDeque<Numbered>,
-    verdicts: VecDeque<Verdict>,
+    decisions: VecDeque<Decision>,
 }
 
 impl Ledger {
@@ -67,14 +55,12 @@ impl Ledger {
             controller,
             is_bsp: staleness == Staleness::Bsp,
             arrived: vec![vec![0; shards as usize]; workers as usize],
-            numbered: vec![(0, 0); workers as usize],
+            numbered: vec![0; workers as usize],
             living: vec![true; workers as usize],
             open: vec![false; workers as usize],
             skipped: vec![false; workers as usize],
-            has_gradient: false,
-            version: 0,
             order: VecDeque::new(),
-            verdicts: VecDeque::new(),
+            decisions: VecDeque::new(),
         })
     }
 
@@ -97,7 +83,7 @@ impl Ledger {
         }
         let shards = &self.arrived[worker as usize];
         let whole = shards.iter().copied().min().unwrap_or(0);
-        while self.numbered[worker as usize].0 < whole {
+        while self.numbered[worker as usize] < whole {
             self.number(worker, time)?;
         }
         Ok(())
@@ -112,20 +98,18 @@ impl Ledger {
     }
 
     fn number(&mut self, worker: u32, time: Duration) -> Result<()> {
-        let (pushes, version) = &mut self.numbered[worker as usize];
+        let pushes = &mut self.numbered[worker as usize];
         let decisions = self.controller.push(worker, *pushes + 1, time)?;
         *pushes += 1;
-        *version = self.version + 1;
         self.open[worker as usize] = true;
         let is_skipped = std::mem::take(&mut self.skipped[worker as usize]);
-        self.has_gradient |= !is_skipped;
         let is_last = self.end_round();
         self.order.push_back(Numbered {
             worker: Some(worker),
             is_last,
             is_skipped,
         });
-        self.tell(decisions);
+        self.decisions.extend(decisions);
         Ok(())
     }
 
@@ -144,7 +128,7 @@ impl Ledger {
                 is_skipped: false,
             });
         }
-        self.tell(decisions);
+        self.decisions.extend(decisions);
     }
 
     /// Whether the weights are updated now: with bulk synchronous workers, when all that are there
@@ -154,16 +138,8 @@ impl Ledger {
         let is_last = !self.is_bsp || all.all(|(&is_there, &has_pushed)| !is_there || has_pushed);
         if is_last {
             self.open.fill(false);
-            self.version += u64::from(std::mem::take(&mut self.has_gradient));
         }
         is_last
-    }
-
-    fn tell(&mut self, decisions: Vec<Decision>) {
-        self.verdicts.extend(decisions.into_iter().map(|decision| {
-            let version = self.numbered[decision.worker as usize].1;
-            Verdict { decision, version }
-        }));
     }
 
     /// The next push in the order, once.
@@ -172,8 +148,8 @@ impl Ledger {
     }
 
     /// The next decision, once. Those that are no OK tell only why a worker waits.
-    pub fn take_verdict(&mut self) -> Option<Verdict> {
-        self.verdicts.pop_front()
+    pub fn take_decision(&mut self) -> Option<Decision> {
+        self.decisions.pop_front()
     }
 
     /// The worker that others wait for.

@@ -198,6 +198,10 @@ const _: () = assert!(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(pub Vec<u8>);
 
+/// The token of a post for whose completion nobody waits, so that a provider may learn of it, and
+/// report it, late.
+pub const UNAWAITED: u64 = 1 << 63;
+
 /// Classes of tags, by their two highest bits. Messages of one class never take the places of
 /// another.
 pub const TAG_CLASSES: usize = 4;

@@ -4,22 +4,27 @@ use super::options::{ServerOptions, is_float};
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
 use crate::limits::CACHE_LINE_BYTES;
+use crate::staleness::Staleness;
 use crate::types::{DataType, Rank};
 use std::ops::Range;
 
 /// Elements to which the length of a shard is rounded up, so that shards begin on cache lines.
 const ROUND: usize = CACHE_LINE_BYTES;
 
-/// The low bits of a push's word: the version of the weights that its gradient was computed from.
-/// The bits above count the worker's pushes.
-pub const VERSION_BITS: u32 = 44;
+/// A word of a number that counts and a value, of which the low halves count. Only one rank writes
+/// it, by adding the difference to what it was.
+pub fn word_of(count: u64, value: u32) -> u64 {
+    u64::from(count as u32) | u64::from(value) << 32
+}
+
+/// The number and the value of a word.
+pub fn parts_of(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
 
 /// In the words that count the pushes that have arrived in another shard: one push that is to be
 /// left out.
 pub const SKIPPED: u64 = 1 << 48;
-
-/// What a worker is told with its OK, or when it begins to wait.
-pub const VERDICT_WORDS: usize = 3;
 
 /// See the module.
 #[derive(Debug)]
@@ -29,6 +34,8 @@ pub struct Layout {
     pub gradients: DataType,
     pub pulls: DataType,
     pub slots: usize,
+    /// One update takes the pushes of all workers.
+    pub is_bsp: bool,
     /// Elements of all tensors, and of a shard but the last.
     total: usize,
     per_shard: usize,
@@ -70,6 +77,7 @@ impl Layout {
             gradients,
             pulls: options.pulls,
             slots: options.slots as usize,
+            is_bsp: options.staleness == Staleness::Bsp,
             total,
             servers,
             workers,
@@ -135,8 +143,8 @@ impl Layout {
         }
     }
 
-    /// The word of a shard that says what has come of a worker: the number of its pushes, and the
-    /// version that the last one was computed from.
+    /// The word of a shard with the number of a worker's pushes that have come, and the version that
+    /// the last one was computed from.
     pub fn pushed(&self, worker: usize) -> usize {
         worker
     }
@@ -150,35 +158,30 @@ impl Layout {
         self.shards() * self.workers.len()
     }
 
-    /// The word of a shard that counts the pushes that are numbered.
-    pub fn numbered(&self) -> usize {
-        self.after_arrived()
-    }
-
     /// The word of a shard with the weights to begin with: 1 when they are there.
     pub fn begun(&self) -> usize {
-        self.after_arrived() + 1
+        self.after_arrived()
     }
 
     /// The word of a shard that says how many pushes there are in all, and one more, when the first
     /// shard numbers no more.
     pub fn ended(&self) -> usize {
-        self.after_arrived() + 2
+        self.after_arrived() + 1
     }
 
     /// The word of a shard that is 1 when a worker pushes no more.
     pub fn finished(&self, worker: usize) -> usize {
-        self.after_arrived() + 3 + worker
+        self.after_arrived() + 2 + worker
     }
 
     /// The word of a shard that is 1 while it holds the next update back for a worker.
     pub fn held(&self, worker: usize) -> usize {
-        self.after_arrived() + 3 + self.workers.len() + worker
+        self.after_arrived() + 2 + self.workers.len() + worker
     }
 
     /// The words of a shard that peers change.
     pub fn server_words(&self) -> Range<usize> {
-        0..self.after_arrived() + 3 + 2 * self.workers.len()
+        0..self.order_start() + self.numbered_max()
     }
 
     /// Two words of a shard: the version of its weights, and the last that it has begun to write.
@@ -186,22 +189,27 @@ impl Layout {
         self.server_words().end
     }
 
-    /// The word of a shard with the push of this number.
+    fn order_start(&self) -> usize {
+        self.after_arrived() + 2 + 2 * self.workers.len()
+    }
+
+    /// The word of a shard with the push of this number: the number and one more, and which push it
+    /// is.
     pub fn numbered_push(&self, number: u64) -> usize {
-        self.versions() + 2 + (number % self.numbered_max() as u64) as usize
+        self.order_start() + (number % self.numbered_max() as u64) as usize
     }
 
     /// Pushes that a shard has not applied, and ends of rounds without a push: one for each worker
     /// that goes.
-    fn numbered_max(&self) -> usize {
+    pub fn numbered_max(&self) -> usize {
         self.workers.len() * (self.slots + 1)
     }
 
     fn worker_start(&self) -> usize {
-        self.versions() + 2 + self.numbered_max()
+        self.versions() + 2
     }
 
-    /// The word of a worker that counts its OKs.
+    /// The word of a worker with the number of its OKs, and its drift at the last one.
     pub fn oks(&self) -> usize {
         self.worker_start()
     }
@@ -211,24 +219,25 @@ impl Layout {
         self.worker_start() + 1
     }
 
-    /// The word of a worker that counts its pushes that a shard has applied.
+    /// The word of a worker with the number of the worker that it waits for, and one more.
+    pub fn slowest(&self) -> usize {
+        self.worker_start() + 2
+    }
+
+    /// The word of a worker with the number of its pushes that a shard has applied, and the version
+    /// of the weights after the last one.
     pub fn applied(&self, shard: usize) -> usize {
-        self.worker_start() + 2 + shard
+        self.worker_start() + 3 + shard
     }
 
     /// The words of a worker that peers change.
     pub fn worker_words(&self) -> Range<usize> {
-        self.worker_start()..self.worker_start() + 2 + self.shards()
-    }
-
-    /// [`VERDICT_WORDS`] of a worker: what it is told with its OK, or when it begins to wait.
-    pub fn verdict(&self) -> usize {
-        self.worker_words().end
+        self.worker_start()..self.worker_start() + 3 + self.shards()
     }
 
     /// The words of a rank.
     pub fn words(&self) -> usize {
-        self.verdict() + VERDICT_WORDS
+        self.worker_words().end
     }
 }
 

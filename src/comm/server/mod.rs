@@ -32,6 +32,7 @@ pub use worker::Answer;
 
 use super::driving::Manner;
 use super::{Buffer, Communicator};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
 use crate::kernel;
@@ -330,12 +331,32 @@ impl ParameterServer {
         what: &str,
         is_done: impl Fn(&Worker) -> bool,
     ) -> Result<()> {
+        match &self.service {
+            Some(service) => {
+                let service = service.get()?;
+                service.driving(|| self.wait_driving(worker, what, is_done, Some(service)))
+            }
+            None => self.wait_driving(worker, what, is_done, None),
+        }
+    }
+
+    /// As [`ParameterServer::wait`]; drives this rank's shard too, so that its thread need not wake.
+    fn wait_driving(
+        &self,
+        worker: &mut Worker,
+        what: &str,
+        is_done: impl Fn(&Worker) -> bool,
+        service: Option<&Service>,
+    ) -> Result<()> {
         let comm = &self.shared.comm;
         let (driving, clock) = (comm.driving()?, &comm.inner.clock);
         let begun = clock.now();
         let timeout = driving.engine().config().timeout;
         loop {
             driving.engine().check()?;
+            if let Some(Err(Err(error))) = service.map(Service::turn) {
+                return Err(error);
+            }
             worker.turn()?;
             if is_done(worker) {
                 return Ok(());
@@ -346,8 +367,9 @@ impl ParameterServer {
             {
                 return Err(error);
             }
-            let has_news = |engine: &crate::engine::Engine| {
-                engine.failure().is_some() || worker.has_news(engine)
+            let has_news = |engine: &Engine| {
+                let of_service = || service.is_some_and(|service| service.has_news(engine));
+                engine.failure().is_some() || worker.has_news(engine) || of_service()
             };
             driving.attend((PATIENCE, Manner::Brief), || false, has_news);
         }

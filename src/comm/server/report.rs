@@ -1,6 +1,6 @@
 //! [`ServerReport`]: what a shard has counted.
 
-use crate::staleness::{Reason, Verdict};
+use crate::staleness::{Decision, Reason};
 
 /// Versions of a staleness that is counted by itself; greater ones are counted together.
 const STALENESS_MAX: usize = 64;
@@ -47,8 +47,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub fn note_verdict(&mut self, verdict: &Verdict) {
-        let decision = verdict.decision;
+    pub fn note_decision(&mut self, decision: &Decision) {
         self.drift_max = self.drift_max.max(decision.drift);
         let count = match decision.reason {
             Reason::NoBound | Reason::Within(_) => &mut self.decisions.within,
@@ -62,9 +61,10 @@ impl Counts {
         *count += 1;
     }
 
-    /// A push that was computed from `pulled` is applied to `version`.
-    pub fn note_staleness(&mut self, version: u64, pulled: u64) {
-        let staleness = version.saturating_sub(pulled).min(STALENESS_MAX as u64) as usize;
+    /// A push that was computed from `pulled` is applied to `version`. Both count modulo 2^32.
+    pub fn note_staleness(&mut self, version: u64, pulled: u32) {
+        let staleness = (version as u32).wrapping_sub(pulled) as usize;
+        let staleness = staleness.min(STALENESS_MAX);
         if self.staleness.len() <= staleness {
             self.staleness.resize(staleness + 1, 0);
         }

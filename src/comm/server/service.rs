@@ -1,16 +1,16 @@
-//! [`Service`]: the thread that drives a shard.
+//! [`Service`]: who drives a shard: a thread, or a worker of this rank that waits.
 
 use super::report::ServerReport;
 use super::shard::Shard;
 use super::shared::Shared;
 use crate::comm::driving::Manner;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::wait::Background;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use crate::wait::{Background, DriverLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest sleep of the thread while nothing comes.
+/// Longest sleep while nothing comes.
 const IDLE: Duration = Duration::from_millis(50);
 /// Longest sleep while only the ends of its own operations are waited for.
 const ENDING: Duration = Duration::from_micros(100);
@@ -18,21 +18,59 @@ const ENDING: Duration = Duration::from_micros(100);
 /// See the module.
 pub struct Service {
     shared: Arc<Shared>,
-    shard: Mutex<Shard>,
-    is_stopped: AtomicBool,
-    end: Mutex<Option<Result<ServerReport>>>,
-    ended: Condvar,
+    lock: DriverLock<State>,
+}
+
+struct State {
+    shard: Shard,
+    end: Option<Result<ServerReport>>,
 }
 
 impl Service {
     pub fn new(shared: Arc<Shared>, shard: Shard) -> Service {
+        let state = State { shard, end: None };
         Service {
             shared,
-            shard: Mutex::new(shard),
-            is_stopped: AtomicBool::new(false),
-            end: Mutex::new(None),
-            ended: Condvar::new(),
+            lock: DriverLock::new(state),
         }
+    }
+
+    /// Calls `wait`, in which the caller drives the shard ([`Service::turn`]). Afterwards the
+    /// thread does again.
+    pub fn driving<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let caller = self.lock.enter();
+        let result = wait();
+        drop(caller);
+        if !self.lock.has_callers() {
+            self.lock.end_rest();
+        }
+        result
+    }
+
+    /// Does what the shard can do now; gives how long it may be left alone, or its end.
+    pub fn turn(&self) -> std::result::Result<Duration, Result<ServerReport>> {
+        let mut state = self.lock.lock();
+        let state = &mut *state;
+        if state.end.is_none() {
+            let turned = self.check().and_then(|()| state.shard.turn());
+            state.end = match turned {
+                Ok(false) => None,
+                Ok(true) => Some(Ok(state.shard.report())),
+                Err(error) => Some(Err(self.fail(error))),
+            };
+        }
+        match &state.end {
+            Some(end) => Err(end.clone()),
+            None if state.shard.is_ending() => Ok(ENDING),
+            None => Ok(IDLE),
+        }
+    }
+
+    /// Whether a turn may go on.
+    pub fn has_news(&self, engine: &Engine) -> bool {
+        // Who has the lock turns now.
+        let state = self.lock.try_lock();
+        state.is_some_and(|state| state.end.is_none() && state.shard.has_news(engine))
     }
 
     /// Waits until the shard has nothing more to do.
@@ -40,70 +78,68 @@ impl Service {
     /// # Errors
     /// That with which the shard has ended.
     pub fn wait_for_end(&self) -> Result<ServerReport> {
-        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(end) = &*end {
-                return end.clone();
+        self.driving(|| {
+            loop {
+                match self.turn() {
+                    Err(end) => return end,
+                    Ok(limit) => self.attend(limit, || false)?,
+                }
             }
-            end = self.ended.wait(end).unwrap_or_else(PoisonError::into_inner);
-        }
+        })
     }
 
-    fn serve(&self) -> Result<ServerReport> {
-        let mut shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
+    fn attend(&self, limit: Duration, is_given_up: impl Fn() -> bool) -> Result<()> {
+        let has_news = |engine: &Engine| engine.failure().is_some() || self.has_news(engine);
         let driving = self.shared.comm.driving()?;
-        let is_stopped = || self.is_stopped.load(Ordering::Acquire);
-        while !is_stopped() {
-            driving.engine().check()?;
-            if shard.turn()? {
-                return Ok(shard.report());
-            }
-            let limit = if shard.is_ending() { ENDING } else { IDLE };
-            let has_news = |engine: &crate::engine::Engine| {
-                engine.failure().is_some() || shard.has_news(engine)
-            };
-            driving.attend((limit, Manner::Brief), is_stopped, has_news);
+        driving.attend((limit, Manner::Brief), is_given_up, has_news);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.shared.comm.driving()?.engine().check()
+    }
+
+    /// Tells all ranks why the shard has ended. If the communicator has failed already, they know.
+    fn fail(&self, error: Error) -> Error {
+        if let Ok(driving) = self.shared.comm.driving() {
+            driving.engine().fail_with(error.clone());
+            driving.ring();
         }
-        // Nobody waits for the report.
-        Ok(shard.report())
+        error
     }
 }
 
-/// Tells those that wait if the thread panics.
+/// Tells the others if the thread panics.
 struct Guard<'a>(&'a Service);
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        let mut end = (self.0.end.lock()).unwrap_or_else(PoisonError::into_inner);
-        if end.is_none() {
-            let comm = &self.0.shared.comm;
-            let reason = "the thread of a shard panicked";
-            comm.abort(reason);
-            *end = Some(Err(Error::Aborted {
-                by: comm.rank(),
-                reason: reason.into(),
-            }));
+        if std::thread::panicking() {
+            self.0.shared.comm.abort("the thread of a shard panicked");
         }
-        self.0.ended.notify_all();
     }
 }
 
 impl Background for Service {
     fn run(&self) {
         let _guard = Guard(self);
-        let result = self.serve();
-        if let Err(error) = &result {
-            // A failure of the communicator is known to all ranks, and this changes nothing then.
-            if let Ok(driving) = self.shared.comm.driving() {
-                driving.engine().fail_with(error.clone());
-                driving.ring();
+        let may_rest = || self.lock.has_callers() || self.lock.lock().end.is_some();
+        while !self.lock.is_stopped() {
+            if self.lock.rest_while(may_rest) {
+                continue;
+            }
+            let Ok(limit) = self.turn() else {
+                continue;
+            };
+            let is_given_up = || self.lock.is_stopped() || self.lock.has_callers();
+            if self.attend(limit, is_given_up).is_err() {
+                return;
             }
         }
-        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
     }
 
     fn stop(&self) {
-        self.is_stopped.store(true, Ordering::Release);
+        self.lock.stop();
         self.shared.comm.ring();
     }
 }

@@ -3,7 +3,7 @@
 //! Nothing here waits: [`Shard::turn`] does what can be done now. The first shard also has the
 //! [`Ledger`]: the others tell it what has come, and it tells them the order.
 
-use super::layout::{SKIPPED, VERSION_BITS};
+use super::layout::{SKIPPED, parts_of, word_of};
 use super::options::{NonFinitePush, ServerOptions};
 use super::report::{Counts, ServerReport};
 use super::shared::Shared;
@@ -17,11 +17,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bits of a word in the order of pushes: the weights are updated after it, it has no push, and its
-/// push is left out. The low half is the number of the worker.
-const IS_LAST: u64 = 1 << 32;
-const IS_EMPTY: u64 = 1 << 33;
-const IS_SKIPPED: u64 = 1 << 34;
+/// Bits of a push in the order of pushes: the weights are updated after it, it is none, and it is
+/// left out. The bits below are the number of the worker.
+const IS_LAST: u32 = 1 << 29;
+const IS_EMPTY: u32 = 1 << 30;
+const IS_SKIPPED: u32 = 1 << 31;
 
 /// What a shard knows of a worker.
 #[derive(Clone, Default)]
@@ -30,9 +30,34 @@ struct Pushes {
     come: u64,
     done: u64,
     /// The versions that those which are not applied were computed from.
-    pulled: VecDeque<u64>,
+    pulled: VecDeque<u32>,
     /// It pushes no more.
     is_finished: bool,
+    /// Its words, as this shard has made them: what is applied, its OKs, and whom it waits for.
+    applied: u64,
+    oks: u64,
+    slowest: u64,
+}
+
+/// A push in the order of all, as a number.
+fn value_of(numbered: Numbered) -> u32 {
+    numbered.worker.unwrap_or(0)
+        | if numbered.worker.is_none() {
+            IS_EMPTY
+        } else {
+            0
+        }
+        | if numbered.is_last { IS_LAST } else { 0 }
+        | if numbered.is_skipped { IS_SKIPPED } else { 0 }
+}
+
+/// The push that a number stands for.
+fn numbered_of(value: u32) -> Numbered {
+    Numbered {
+        worker: (value & IS_EMPTY == 0).then_some(value & (IS_LAST - 1)),
+        is_last: value & IS_LAST != 0,
+        is_skipped: value & IS_SKIPPED != 0,
+    }
 }
 
 /// See the module.
@@ -51,6 +76,8 @@ pub struct Shard {
     /// Pushes in order that are not applied yet, and how many have been numbered.
     queue: VecDeque<Numbered>,
     numbered: u64,
+    /// The words of the order in the other shards, as the first one has made them.
+    order: Vec<u64>,
     /// Workers and pushes of the next update.
     open: Vec<(usize, View)>,
     has_begun: bool,
@@ -81,6 +108,7 @@ impl Shard {
             skipped: vec![0; shards * workers],
             queue: VecDeque::new(),
             numbered: 0,
+            order: vec![0; layout.numbered_max()],
             open: Vec::new(),
             has_begun: false,
             has_told_end: false,
@@ -159,12 +187,12 @@ impl Shard {
         for worker in 0..layout.workers.len() {
             let word = self.word(layout.pushed(worker));
             let pushes = &mut self.workers[worker];
-            let new = (word >> VERSION_BITS).wrapping_sub(pushes.come);
-            let new = new & (u64::MAX >> VERSION_BITS);
+            let (count, pulled) = parts_of(word);
+            let new = count.wrapping_sub(pushes.come as u32);
             if new == 0 {
                 continue;
             }
-            pushes.come += new;
+            pushes.come += u64::from(new);
             // A worker pushes again when it has its OK, which follows from this.
             if new > 1 || pushes.come - pushes.done > layout.slots as u64 {
                 return Err(Error::Malformed(format!(
@@ -172,7 +200,7 @@ impl Shard {
                 )));
             }
             let push = pushes.come - 1;
-            pushes.pulled.push_back(word & ((1 << VERSION_BITS) - 1));
+            pushes.pulled.push_back(pulled);
             let is_skipped = self.is_left_out(worker, push)?;
             match &mut self.ledger {
                 Some(ledger) if is_skipped => ledger.skip(worker as u32),
@@ -266,40 +294,48 @@ impl Shard {
         let shared = self.shared.clone();
         let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
         let Some(ledger) = &mut self.ledger else {
-            while self.numbered < shared.words.load(layout.numbered()) {
+            loop {
                 let word = shared.words.load(layout.numbered_push(self.numbered));
-                let worker = (word & IS_EMPTY == 0).then_some(word as u32);
-                if worker.is_some_and(|worker| worker as usize >= layout.workers.len()) {
-                    let text = format!("push {} is of worker {worker:?}", self.numbered);
+                let (number, value) = parts_of(word);
+                if number != self.numbered as u32 + 1 {
+                    return Ok(());
+                }
+                let numbered = numbered_of(value);
+                let is_known = |worker: u32| (worker as usize) < layout.workers.len();
+                if !numbered.worker.is_none_or(is_known) {
+                    let text = format!("push {} is {numbered:?}", self.numbered);
                     return Err(Error::Malformed(text));
                 }
-                self.queue.push_back(Numbered {
-                    worker,
-                    is_last: word & IS_LAST != 0,
-                    is_skipped: word & IS_SKIPPED != 0,
-                });
+                self.queue.push_back(numbered);
                 self.numbered += 1;
             }
-            return Ok(());
         };
         while let Some(numbered) = ledger.take_numbered() {
-            let word = numbered.worker.map_or(IS_EMPTY, u64::from)
-                | if numbered.is_last { IS_LAST } else { 0 }
-                | if numbered.is_skipped { IS_SKIPPED } else { 0 };
+            let word = word_of(self.numbered + 1, value_of(numbered));
+            let at = layout.numbered_push(self.numbered);
+            let old = self.order[self.numbered as usize % self.order.len()];
             for &server in &layout.servers[1..] {
-                let place = (server, layout.numbered_push(self.numbered));
-                (self.signals).put(way, place, &[word], Some(layout.numbered()))?;
+                self.signals.set(way, (server, at), word, &mut { old })?;
             }
+            let place = self.numbered as usize % self.order.len();
+            self.order[place] = word;
             self.queue.push_back(numbered);
             self.numbered += 1;
         }
-        while let Some(verdict) = ledger.take_verdict() {
-            self.counts.note_verdict(&verdict);
-            let rank = layout.workers[verdict.decision.worker as usize];
-            let slowest = ledger.slowest().map_or(0, |worker| u64::from(worker) + 1);
-            let words = [verdict.decision.drift, verdict.version, slowest];
-            let signal = verdict.decision.is_ok.then_some(layout.oks());
-            (self.signals).put(way, (rank, layout.verdict()), &words, signal)?;
+        while let Some(decision) = ledger.take_decision() {
+            self.counts.note_decision(&decision);
+            let rank = layout.workers[decision.worker as usize];
+            let worker = &mut self.workers[decision.worker as usize];
+            if decision.is_ok {
+                let count = u64::from(parts_of(worker.oks).0.wrapping_add(1));
+                let word = word_of(count, decision.drift as u32);
+                let place = (rank, layout.oks());
+                self.signals.set(way, place, word, &mut worker.oks)?;
+            } else {
+                let word = ledger.slowest().map_or(0, |worker| u64::from(worker) + 1);
+                let place = (rank, layout.slowest());
+                self.signals.set(way, place, word, &mut worker.slowest)?;
+            }
         }
         Ok(())
     }
@@ -315,7 +351,7 @@ impl Shard {
     fn apply(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
-        let of = |worker: usize| (layout.workers[worker], layout.applied(self.index));
+        let at = layout.applied(self.index);
         while let Some(&next) = self.queue.front() {
             if next.is_last && self.is_held() {
                 return Ok(());
@@ -324,12 +360,14 @@ impl Shard {
             if let Some(worker) = next.worker {
                 let (worker, version) = (worker as usize, self.weights.version());
                 let pushes = &mut self.workers[worker];
-                let pulled = pushes.pulled.pop_front().unwrap_or(version);
+                let pulled = pushes.pulled.pop_front().unwrap_or(version as u32);
                 let slot = self.weights.slot(worker, pushes.done);
                 pushes.done += 1;
                 if next.is_skipped {
                     self.counts.skipped += 1;
-                    self.signals.add(way, of(worker), 1)?;
+                    let word = word_of(pushes.done, version as u32);
+                    let place = (layout.workers[worker], at);
+                    self.signals.set(way, place, word, &mut pushes.applied)?;
                 } else {
                     self.counts.note_staleness(version, pulled);
                     self.open.push((worker, slot));
@@ -340,7 +378,10 @@ impl Shard {
                 let gradients: Vec<View> = self.open.iter().map(|&(_, slot)| slot).collect();
                 self.weights.update(&gradients);
                 for (worker, _) in self.open.drain(..) {
-                    self.signals.add(way, of(worker), 1)?;
+                    let pushes = &mut self.workers[worker];
+                    let word = word_of(pushes.done, self.weights.version() as u32);
+                    let place = (layout.workers[worker], at);
+                    self.signals.set(way, place, word, &mut pushes.applied)?;
                 }
             }
         }

@@ -1,11 +1,9 @@
-//! [`Signals`]: words that a rank puts and adds to others, without waiting for each.
+//! [`Signals`]: additions to words of other ranks, without waiting for each.
 
 use crate::comm::{Buffer, Communicator, Operation, Window};
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
-/// Words of one operation.
-const WORDS: usize = 4;
 /// Operations for which memory is allocated at a time.
 const BATCH: usize = 64;
 
@@ -25,8 +23,8 @@ impl Signals {
 
     fn room(&mut self, comm: &Communicator) -> Result<Buffer<u64>> {
         if self.free.is_empty() {
-            let batch = comm.alloc::<u64>(BATCH * WORDS)?;
-            let parts = (0..BATCH).map(|at| batch.range(at * WORDS..(at + 1) * WORDS));
+            let batch = comm.alloc::<u64>(BATCH)?;
+            let parts = (0..BATCH).map(|at| batch.range(at..=at));
             self.free.extend(parts);
         }
         Ok(self.free.pop().expect("there are some now"))
@@ -40,28 +38,21 @@ impl Signals {
         add: u64,
     ) -> Result<()> {
         let room = self.room(comm)?;
-        let operation = words.fetch_and_add(rank, at, add, &room.range(..1))?;
+        let operation = words.fetch_and_add(rank, at, add, &room)?;
         self.under_way.push((operation, room, rank));
         Ok(())
     }
 
-    /// Puts words to a rank; then, with a `signal`, adds 1 to that word.
-    pub fn put(
+    /// Has a word of a rank, which only this rank changes, become `new`. `old` is what it was.
+    pub fn set(
         &mut self,
-        (comm, words): (&Communicator, &Window<u64>),
-        (rank, at): (Rank, usize),
-        content: &[u64],
-        signal: Option<usize>,
+        way: (&Communicator, &Window<u64>),
+        place: (Rank, usize),
+        new: u64,
+        old: &mut u64,
     ) -> Result<()> {
-        let room = self.room(comm)?;
-        room.write(0, content)?;
-        let source = room.range(..content.len());
-        let operation = match signal {
-            Some(signal) => words.put_signal(&source, rank, at, (words, signal), 1)?,
-            None => words.put(&source, rank, at)?,
-        };
-        self.under_way.push((operation, room, rank));
-        Ok(())
+        let add = new.wrapping_sub(std::mem::replace(old, new));
+        self.add(way, place, add)
     }
 
     /// Whether all operations have ended and been collected.

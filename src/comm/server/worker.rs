@@ -2,7 +2,7 @@
 //!
 //! Nothing here waits: [`Worker::turn`] does what can be done now.
 
-use super::layout::{VERDICT_WORDS, VERSION_BITS};
+use super::layout::{parts_of, word_of};
 use super::shared::Shared;
 use super::signals::Signals;
 use crate::comm::{Buffer, Operation};
@@ -20,8 +20,6 @@ const TORN_MAX: u32 = 2;
 pub struct Answer {
     /// Pushes of this worker less the fewest of any worker, at the time of the decision.
     pub drift: u64,
-    /// The version of the weights that has the push.
-    pub version: u64,
     /// The worker that others wait for, by number.
     pub slowest: Option<u32>,
 }
@@ -59,9 +57,10 @@ pub struct Worker {
     signals: Signals,
     /// Pushes that have been started.
     pub clock: u64,
-    /// The version of the last pull, the oldest of all shards, and what the shards know of it.
+    /// The version of the last pull, the oldest of all shards.
     pulled: u64,
-    told: u64,
+    /// Its word in each shard, as it has made it.
+    pushed: u64,
     /// What is pushed: bytes of all tensors; the shards that have no room yet, and the operations.
     source: Option<Buffer<u8>>,
     unsent: Vec<usize>,
@@ -87,7 +86,7 @@ impl Worker {
             signals: Signals::new(),
             clock: 0,
             pulled: 0,
-            told: 0,
+            pushed: 0,
             source: None,
             unsent: Vec::new(),
             sends: Vec::new(),
@@ -210,7 +209,8 @@ impl Worker {
 
     /// The last push has its OK.
     pub fn is_ok(&self) -> bool {
-        self.shared.words.load(self.shared.layout.oks()) == self.clock
+        let oks = self.shared.words.load(self.shared.layout.oks());
+        parts_of(oks).0 == self.clock as u32
     }
 
     /// Nothing of this worker is under way.
@@ -220,19 +220,22 @@ impl Worker {
 
     /// All pushes are in the weights.
     pub fn is_applied(&self) -> bool {
-        let layout = &self.shared.layout;
-        let mut applied = (0..layout.shards()).map(|shard| layout.applied(shard));
-        applied.all(|at| self.shared.words.load(at) == self.clock)
+        let mut shards = 0..self.shared.layout.shards();
+        shards.all(|shard| self.applied(shard).0 == self.clock as u32)
+    }
+
+    /// How many pushes a shard has applied, and its version after the last one.
+    fn applied(&self, shard: usize) -> (u32, u32) {
+        let at = self.shared.layout.applied(shard);
+        parts_of(self.shared.words.load(at))
     }
 
     /// What the controller has said last.
     pub fn answer(&self) -> Answer {
-        let at = self.shared.layout.verdict();
-        let [drift, version, slowest]: [u64; VERDICT_WORDS] =
-            std::array::from_fn(|word| self.shared.words.load(at + word));
+        let (words, layout) = (&self.shared.words, &self.shared.layout);
+        let slowest = words.load(layout.slowest());
         Answer {
-            drift,
-            version,
+            drift: u64::from(parts_of(words.load(layout.oks())).1),
             slowest: slowest.checked_sub(1).map(|slowest| slowest as u32),
         }
     }
@@ -262,14 +265,15 @@ impl Worker {
         let shared = self.shared.clone();
         let layout = &shared.layout;
         if let (Some(source), false) = (&self.source, self.unsent.is_empty()) {
-            // Versions never become less.
-            let add = (1 << VERSION_BITS) + self.pulled - self.told;
+            let word = word_of(self.clock, self.pulled as u32);
+            let add = word.wrapping_sub(self.pushed);
             let (push, sends) = (self.clock - 1, &mut self.sends);
             let mut unsent = std::mem::take(&mut self.unsent);
             let mut failed = Ok(());
             unsent.retain(|&shard| {
-                let applied = shared.words.load(layout.applied(shard));
-                if push - applied >= layout.slots as u64 || failed.is_err() {
+                let (applied, _) = parts_of(shared.words.load(layout.applied(shard)));
+                let held = (push as u32).wrapping_sub(applied) as usize;
+                if held >= layout.slots || failed.is_err() {
                     return true;
                 }
                 let part = source.range(layout.bytes(shard, layout.gradients));
@@ -284,7 +288,7 @@ impl Worker {
             failed?;
             self.unsent = unsent;
             if self.unsent.is_empty() {
-                (self.told, self.source) = (self.pulled, None);
+                (self.pushed, self.source) = (word, None);
             }
         }
         end_some(&shared, &mut self.sends)
@@ -298,6 +302,15 @@ impl Worker {
         let Some(target) = &self.target else {
             return Ok(false);
         };
+        let (applied, version) = self.applied(shard);
+        let since = version.wrapping_sub(self.pulled as u32);
+        let known = self.pulled + u64::from(since);
+        let read = |version: u64| -> Result<Operation> {
+            let part = target.range(layout.bytes(shard, layout.pulls));
+            shared
+                .data
+                .get(&part, server, layout.weights(shard, version))
+        };
         let puller = &mut self.pullers[shard];
         let look = || -> Result<(Operation, Buffer<u64>)> {
             let versions = self.versions.range(2 * shard..2 * shard + 2);
@@ -305,7 +318,9 @@ impl Worker {
             Ok((look, versions))
         };
         let next = match &mut puller.state {
-            Pull::Apply if words.load(layout.applied(shard)) < self.clock => return Ok(false),
+            Pull::Apply if applied != self.clock as u32 => return Ok(false),
+            // No update begins before this worker pushes again.
+            Pull::Apply if layout.is_bsp => Pull::Read(read(known)?, known),
             Pull::Apply => {
                 let (look, versions) = look()?;
                 Pull::Look(look, versions)
@@ -317,17 +332,19 @@ impl Worker {
                 let version = versions.to_vec()?[0];
                 // The version was read before the weights.
                 fence(Ordering::SeqCst);
-                let part = target.range(layout.bytes(shard, layout.pulls));
-                let at = layout.weights(shard, version);
-                Pull::Read(shared.data.get(&part, server, at)?, version)
+                Pull::Read(read(version)?, version)
             }
             Pull::Read(operation, version) => {
                 if !operation.test()? {
                     return Ok(false);
                 }
-                fence(Ordering::SeqCst);
-                let (look, versions) = look()?;
-                Pull::Check(look, versions, *version)
+                if layout.is_bsp {
+                    Pull::Done(*version)
+                } else {
+                    fence(Ordering::SeqCst);
+                    let (look, versions) = look()?;
+                    Pull::Check(look, versions, *version)
+                }
             }
             Pull::Check(operation, versions, version) => {
                 if !operation.test()? {

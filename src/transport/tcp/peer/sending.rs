@@ -9,7 +9,7 @@ use crate::transport::tcp::shared::Shared;
 use crate::transport::tcp::stream::TELL_STREAM_BYTES;
 use crate::transport::tcp::transfers::{Ended, Kind};
 use crate::transport::{
-    Atomic, Outcome, PostError, RemoteRange, TAG_CLASSES, URGENT_CLASS, tag_class,
+    Atomic, Outcome, PostError, RemoteRange, TAG_CLASSES, UNAWAITED, URGENT_CLASS, tag_class,
 };
 use crate::wire::{Frame, FrameHeader, HEADER_BYTES};
 use rustix::io::Errno;
@@ -23,9 +23,6 @@ const STREAM_BYTES_MAX: usize = 8 << 20;
 const SENDS_MAX: usize = 8;
 /// A rank tells what has come at the latest after this many chunks of a rail.
 const TELL_CHUNKS: u64 = 4;
-/// Puts of at most this many bytes are signals. They are acknowledged in passing, because no
-/// operation waits for their completion.
-const SIGNAL_BYTES: usize = 64;
 
 const _: () = assert!(STREAM_BYTES >= 4 * TELL_STREAM_BYTES as usize);
 
@@ -121,7 +118,7 @@ impl Peer {
                 bytes: bytes as u32,
             };
             let position = self.stream.end();
-            self.push(shared, frame, source, bytes > SIGNAL_BYTES);
+            self.push(shared, frame, source, token != UNAWAITED);
             let place = (position, self.stream.end());
             self.short_puts.push(place, token, bytes as u64);
         } else {

@@ -14,9 +14,8 @@ mod table;
 
 use super::sweep;
 use clap::Args;
-use linerate::unstable::comm::ServerOptions;
+use linerate::options::{ServerOptions, Staleness};
 use linerate::unstable::limits::CACHE_LINE_BYTES;
-use linerate::unstable::staleness::Staleness;
 use linerate::{Config, DataType, Rank};
 use linerate_job::binding::Bind;
 use linerate_job::ending::{self, FAILED};
@@ -147,7 +146,6 @@ impl Plan {
             servers: (0..self.args.servers).collect(),
             staleness: self.args.mode.staleness,
             rate: 1.0,
-            gradients: self.args.dtype,
             pulls: self.args.pull,
             ..ServerOptions::default()
         }

@@ -7,8 +7,7 @@ use crate::bench::statistics::Summary;
 use crate::bench::sweep;
 use crate::bench::values::Value;
 use half::{bf16, f16};
-use linerate::unstable::comm::ParameterServer;
-use linerate::{Buffer, Communicator, DataType, ReduceOp, Result};
+use linerate::{Buffer, Communicator, DataType, ParameterServer, ReduceOp, Result, TensorSpec};
 use linerate_job::ending::Outcome;
 use linerate_job::settings;
 use std::slice::from_ref;
@@ -80,7 +79,12 @@ fn measure_gradients<G: Value>(job: &Job, count: u64) -> Result<Entry> {
 
 fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
     let plan = job.plan;
-    let server = ParameterServer::new(&job.comm, &[count as usize], plan.options())?;
+    let tensor = TensorSpec {
+        name: "weights".into(),
+        count,
+        dtype: plan.args.dtype,
+    };
+    let server = ParameterServer::new(&job.comm, vec![tensor], plan.options())?;
     let mut times = Times::new(plan.args.iterations as usize);
     let mut wrong = [0];
     if let Some(workers) = &job.workers {
