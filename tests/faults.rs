@@ -22,6 +22,8 @@ mod pause;
 #[path = "../src/prng.rs"]
 #[allow(dead_code)]
 mod prng;
+#[path = "faults/servers.rs"]
+mod servers;
 #[path = "faults/withdrawal.rs"]
 mod withdrawal;
 
@@ -38,6 +40,7 @@ fn child_entry() {
         "withdrawn" => fetching::withdrawn(),
         "many" => many::many(),
         "paused" => pause::paused(),
+        "server" => servers::server(),
         "receiving" => withdrawal::receiving(),
         "reducing" => withdrawal::reducing(),
         "thawing" => withdrawal::thawing(),

@@ -9,6 +9,7 @@
 //! | make a job faster | [`tuning`] |
 //! | use RDMA NICs, or RDMA without a NIC | [`verbs`] |
 //! | not wait for slow ranks | [`partial`] |
+//! | train with a parameter server | [`server`] |
 //! | send only the largest entries of a gradient | [`sparse`] |
 //! | see which results of papers were reproduced | [`papers`] |
 //! | know what was tested, and where | [`verified`] |
@@ -42,6 +43,10 @@ pub mod partial {
     //! ```no_run
     #![doc = include_str!("../../examples/partial.rs")]
     //! ```
+}
+
+pub mod server {
+    #![doc = include_str!("server.md")]
 }
 
 pub mod sparse {

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 
 /// How weights follow gradients.
 ///
-/// `g` is a gradient after [`Step::scale`](super::Step::scale), `w` its weight, `t` the number of
+/// `g` is a gradient, `w` its weight, `t` the number of
 /// the step from 1 on. The rules are those of PyTorch 2, with its defaults where this has no field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {

@@ -165,12 +165,17 @@ impl Place {
         self.file.write_all_at(&[place], self.rank).unwrap();
     }
 
+    /// Whether this rank's place is this one.
+    pub fn is(&self, place: u8) -> bool {
+        let mut now = [0];
+        self.file.read_exact_at(&mut now, self.rank).unwrap();
+        now[0] == place
+    }
+
     /// Waits until the test has set this rank's place.
     pub fn wait_for(&self, place: u8) {
-        let mut now = [0];
-        while now[0] != place {
+        while !self.is(place) {
             std::thread::sleep(Duration::from_millis(1));
-            self.file.read_exact_at(&mut now, self.rank).unwrap();
         }
     }
 }

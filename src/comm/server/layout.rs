@@ -143,8 +143,8 @@ impl Layout {
         }
     }
 
-    /// The word of a shard with the number of a worker's pushes that have come, and the version that
-    /// the last one was computed from.
+    /// The word of a shard with the number of a worker's pushes that have come, and the version
+    /// that the last one was computed from.
     pub fn pushed(&self, worker: usize) -> usize {
         worker
     }

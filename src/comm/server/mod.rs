@@ -340,7 +340,8 @@ impl ParameterServer {
         }
     }
 
-    /// As [`ParameterServer::wait`]; drives this rank's shard too, so that its thread need not wake.
+    /// As [`ParameterServer::wait`]; drives this rank's shard too, so that its thread need not
+    /// wake.
     fn wait_driving(
         &self,
         worker: &mut Worker,

@@ -86,6 +86,20 @@ pub struct Shard {
     counts: Counts,
     /// The words that peers change, and the peers that have ended, as they were.
     seen: (Vec<u64>, u32),
+    #[cfg(test)]
+    pub mutant: Mutant,
+}
+
+/// What a broken implementation would do. Each must be found.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Mutant {
+    #[default]
+    None,
+    /// A shard applies a push when it has come there.
+    AppliesAtOnce,
+    /// The first shard numbers a push when it has come there.
+    NumbersEarly,
 }
 
 impl Shard {
@@ -114,6 +128,8 @@ impl Shard {
             has_told_end: false,
             counts: Counts::default(),
             seen: (Vec::new(), 0),
+            #[cfg(test)]
+            mutant: Mutant::None,
             weights: Weights::new(shared.clone(), index, options)?,
             index,
             shared,
@@ -206,6 +222,10 @@ impl Shard {
                 Some(ledger) if is_skipped => ledger.skip(worker as u32),
                 Some(_) => {}
                 None => {
+                    #[cfg(test)]
+                    if self.mutant == Mutant::AppliesAtOnce {
+                        self.queue.push_back(numbered_of(worker as u32 | IS_LAST));
+                    }
                     let place = (layout.servers[0], layout.arrived(self.index, worker));
                     let add = if is_skipped { SKIPPED + 1 } else { 1 };
                     self.signals.add(way, place, add)?;
@@ -229,6 +249,11 @@ impl Shard {
                         }
                         word % SKIPPED
                     }
+                };
+                #[cfg(test)]
+                let count = match self.mutant {
+                    Mutant::NumbersEarly => self.workers[worker].come,
+                    _ => count,
                 };
                 ledger.arrive(shard as u32, worker as u32, count, now)?;
             }
@@ -306,8 +331,12 @@ impl Shard {
                     let text = format!("push {} is {numbered:?}", self.numbered);
                     return Err(Error::Malformed(text));
                 }
-                self.queue.push_back(numbered);
                 self.numbered += 1;
+                #[cfg(test)]
+                if self.mutant == Mutant::AppliesAtOnce {
+                    continue;
+                }
+                self.queue.push_back(numbered);
             }
         };
         while let Some(numbered) = ledger.take_numbered() {

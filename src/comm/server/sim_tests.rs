@@ -1,6 +1,7 @@
 //! Whole parameter servers in virtual time: every gradient is applied once on every shard, in one
 //! order, and the drift stays within its bound.
 
+use super::shard::Mutant;
 use super::*;
 use crate::comm::Simulation;
 use crate::config::Config;
@@ -47,8 +48,8 @@ struct Seen {
     killed: Option<usize>,
 }
 
-/// Runs a job of one seed, in half of which a worker is killed.
-fn run(seed: u64) -> Seen {
+/// Runs a job of one seed, in half of which a worker is killed. An error says that a rank failed.
+fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
     let mut prng = Prng::new(seed);
     let ranks = 2 + prng.below(4) as u32;
     let servers = 1 + prng.below(u64::from(ranks)) as u32;
@@ -75,10 +76,18 @@ fn run(seed: u64) -> Seen {
     let victim = (servers + 1..ranks).last().filter(|_| prng.below(2) == 0);
     let magnitude = 10 + prng.below(13);
     let end = Time(prng.below(1 << magnitude));
-    let mut simulation = Simulation::new(SimOptions::new(ranks, seed), Config::default()).unwrap();
+    let network = match prng.below(2) {
+        0 => SimOptions::new(ranks, seed),
+        // Packets are lost, doubled and overtaken.
+        _ => SimOptions::new(ranks, seed).hostile(),
+    };
+    let mut simulation = Simulation::new(network, Config::default()).unwrap();
     let mut all: Vec<Rank> = Vec::new();
     for comm in simulation.communicators() {
-        let (shared, shard, worker) = open(comm.clone(), &tensors, options.clone()).unwrap();
+        let (shared, mut shard, worker) = open(comm.clone(), &tensors, options.clone()).unwrap();
+        if let Some(shard) = &mut shard {
+            shard.mutant = mutant;
+        }
         all.push(Rank {
             weights: worker.is_some().then(|| comm.alloc(count).unwrap()),
             gradient: comm.alloc(count).unwrap(),
@@ -97,58 +106,65 @@ fn run(seed: u64) -> Seen {
     }
     let is_alive = |rank: u32| world.is_alive(rank);
     let speeds: Vec<u64> = (0..ranks).map(|_| 1000 << prng.below(8)).collect();
-    simulation
-        .run(|_| {
-            let now = world.now();
-            // Windows are made by all ranks together.
-            let is_open = || all.iter().all(|rank| rank.shared.is_ready().unwrap());
-            if let Some(victim) = victim.filter(|&victim| now >= end && is_alive(victim))
-                && is_open()
-            {
-                world.kill(victim);
+    let mut failure = None;
+    let ran = simulation.run(|_| {
+        let now = world.now();
+        // Windows are made by all ranks together.
+        let is_open = || all.iter().all(|rank| rank.shared.is_ready().unwrap());
+        if let Some(victim) = victim.filter(|&victim| now >= end && is_alive(victim))
+            && is_open()
+        {
+            world.kill(victim);
+        }
+        for (rank, speed) in all.iter_mut().zip(&speeds) {
+            if !is_alive(rank.shared.comm.rank()) {
+                rank.is_over = true;
+                continue;
             }
-            for (rank, speed) in all.iter_mut().zip(&speeds) {
-                if !is_alive(rank.shared.comm.rank()) {
-                    rank.is_over = true;
-                    continue;
-                }
-                rank.go_on(now, *speed, &mut prng);
-                if let Some(busy) = rank.busy {
-                    world.wake_at(rank.shared.comm.rank(), busy);
-                }
+            if let Err(text) = rank.go_on(now, *speed, &mut prng) {
+                failure = Some(text);
             }
-            all.iter().all(|rank| rank.is_over)
-        })
-        .unwrap_or_else(|error| panic!("seed {seed}, {options:?}: {error}"));
+            if let Some(busy) = rank.busy {
+                world.wake_at(rank.shared.comm.rank(), busy);
+            }
+        }
+        failure.is_some() || all.iter().all(|rank| rank.is_over)
+    });
+    let case = format!("seed {seed}, {options:?}");
+    ran.map_err(|error| format!("{case}: {error}"))?;
+    if let Some(failure) = failure {
+        return Err(format!("{case}: {failure}"));
+    }
     let living = || all.iter().filter(|rank| is_alive(rank.shared.comm.rank()));
     let shards = || all.iter().filter_map(|rank| rank.shard.as_ref());
     let weights = living().filter_map(|rank| Some(rank.weights.as_ref()?.to_vec().unwrap()));
     let killed = victim.filter(|&victim| !is_alive(victim));
     let workers = &all[0].shared.layout.workers;
-    Seen {
+    Ok(Seen {
         reports: shards().map(Shard::report).collect(),
         done: shards().map(|shard| shard.done().to_vec()).collect(),
         weights: weights.collect(),
         killed: killed.and_then(|killed| workers.iter().position(|&rank| rank == killed)),
         options,
-    }
+    })
 }
 
 impl Rank {
-    fn go_on(&mut self, now: Time, speed: u64, prng: &mut Prng) {
+    fn go_on(&mut self, now: Time, speed: u64, prng: &mut Prng) -> std::result::Result<(), String> {
+        let text = |error: Error| error.to_string();
         if !self.shared.is_ready().unwrap() {
-            return;
+            return Ok(());
         }
         let is_served = match &mut self.shard {
-            Some(shard) => shard.turn().unwrap(),
+            Some(shard) => shard.turn().map_err(text)?,
             None => true,
         };
         let (Some(worker), Some(weights)) = (&mut self.worker, &self.weights) else {
             self.is_over = is_served;
-            return;
+            return Ok(());
         };
         loop {
-            worker.turn().unwrap();
+            worker.turn().map_err(text)?;
             let next = match self.state {
                 State::Opening => {
                     if worker.number == 0 {
@@ -159,7 +175,7 @@ impl Rank {
                 State::Beginning if worker.is_ready() && worker.is_pushed() => State::Computing,
                 State::Computing if self.pushes == PUSHES => {
                     if !worker.is_applied() {
-                        return;
+                        return Ok(());
                     }
                     worker.start_finish().unwrap();
                     State::Finishing
@@ -167,9 +183,9 @@ impl Rank {
                 State::Computing => match self.busy {
                     None => {
                         self.busy = Some(Time(now.0 + speed + prng.below(speed)));
-                        return;
+                        return Ok(());
                     }
-                    Some(busy) if now < busy => return,
+                    Some(busy) if now < busy => return Ok(()),
                     Some(_) => {
                         self.busy = None;
                         self.pushes += 1;
@@ -192,16 +208,18 @@ impl Rank {
                     for (shard, _) in versions.iter().enumerate() {
                         let range = self.shared.layout.range(shard);
                         let part = &all[range];
-                        assert!(part.iter().all(|&one| one == part[0]), "torn: {part:?}");
+                        if part.iter().any(|&one| one != part[0]) {
+                            return Err(format!("torn: {part:?}"));
+                        }
                     }
                     State::Computing
                 }
                 State::Finishing if worker.is_idle() => State::Done,
                 State::Done => {
                     self.is_over = is_served;
-                    return;
+                    return Ok(());
                 }
-                _ => return,
+                _ => return Ok(()),
             };
             self.state = next;
         }
@@ -227,52 +245,69 @@ fn applied(done: &[u64], is_bsp: bool) -> f32 {
     (1..=PUSHES).map(round).sum()
 }
 
+/// Runs a job and looks at all that it has shown. True: a worker was killed before its last push
+/// was applied.
+fn check(seed: u64, mutant: Mutant) -> std::result::Result<bool, String> {
+    let Seen {
+        options,
+        reports,
+        done,
+        weights,
+        killed,
+    } = run(seed, mutant)?;
+    let ensure = |is_right: bool, what: &str| match is_right {
+        true => Ok(()),
+        false => Err(format!(
+            "seed {seed}, {options:?}, killed {killed:?}, applied {done:?}: {what}"
+        )),
+    };
+    let is_bsp = options.staleness == Staleness::Bsp;
+    for (report, others) in reports.iter().zip(&done) {
+        let pushes: u64 = others.iter().sum();
+        let updates = if is_bsp { PUSHES } else { pushes };
+        ensure(&done[0] == others, "shards differ")?;
+        ensure(report.version == updates, "updates")?;
+        ensure(report.staleness.iter().sum::<u64>() == pushes, "pushes")?;
+    }
+    for (worker, &pushes) in done[0].iter().enumerate() {
+        let is_killed = Some(worker) == killed;
+        ensure(pushes == PUSHES || (is_killed && pushes < PUSHES), "lost")?;
+    }
+    // The last worker to pull has every push, but those of a dead one that came later.
+    let sum = -applied(&done[0], is_bsp);
+    let sizes = weights.first().map_or(0, Vec::len);
+    for at in 0..sizes {
+        let most = weights.iter().map(|one| one[at]).fold(f32::MIN, f32::max);
+        let is_whole = (most - sum).abs() <= sum * 1e-5;
+        ensure(is_whole || (killed.is_some() && most < sum), "sums")?;
+    }
+    let bound = match options.staleness {
+        Staleness::Bsp => 1,
+        Staleness::Ssp(bound) => u64::from(bound) + 1,
+        Staleness::Dssp { s_lower, r_max, .. } => u64::from(s_lower + r_max.max(1)),
+        Staleness::Asp => u64::MAX,
+    };
+    ensure(reports[0].drift_max <= bound, "drift")?;
+    Ok(killed.is_some_and(|killed| done[0][killed] < PUSHES))
+}
+
 #[test]
 fn every_gradient_is_applied_once_on_every_shard_and_the_drift_is_bounded() {
     let seeds = std::env::var("LINERATE_TEST_SEEDS").map_or(400, |seeds| seeds.parse().unwrap());
     let mut killed_count = 0;
     for seed in 0..seeds {
-        let Seen {
-            options,
-            reports,
-            done,
-            weights,
-            killed,
-        } = run(seed);
-        let (case, is_bsp) = (
-            format!("seed {seed}, {options:?}, killed {killed:?}"),
-            options.staleness == Staleness::Bsp,
-        );
-        for (report, others) in reports.iter().zip(&done) {
-            assert_eq!(&done[0], others, "{case}");
-            let pushes: u64 = others.iter().sum();
-            let updates = if is_bsp { PUSHES } else { pushes };
-            assert_eq!(report.version, updates, "{case}");
-            assert_eq!(report.staleness.iter().sum::<u64>(), pushes, "{case}");
-        }
-        for (worker, &pushes) in done[0].iter().enumerate() {
-            match Some(worker) == killed {
-                true => assert!(pushes <= PUSHES, "{case}"),
-                false => assert_eq!(pushes, PUSHES, "{case}"),
-            }
-        }
-        killed_count += u64::from(killed.is_some_and(|killed| done[0][killed] < PUSHES));
-        // The last worker to pull has every push, but those of a dead one that came later.
-        let most = weights.iter().flatten().copied().fold(f32::MIN, f32::max);
-        let sum = applied(&done[0], is_bsp);
-        let is_right = (most + sum).abs() <= sum.abs() * 1e-5;
-        assert!(is_right || killed.is_some(), "{case}: {most} for {sum}");
-        assert!(most <= -sum * (1.0 + 1e-5), "{case}: {most} for {sum}");
-        let bound = match options.staleness {
-            Staleness::Bsp => 1,
-            Staleness::Ssp(bound) => u64::from(bound) + 1,
-            Staleness::Dssp { s_lower, r_max, .. } => u64::from(s_lower + r_max.max(1)),
-            Staleness::Asp => u64::MAX,
-        };
-        assert!(reports[0].drift_max <= bound, "{case}");
+        killed_count += u64::from(check(seed, Mutant::None).unwrap());
     }
     assert!(
         killed_count > seeds / 20,
         "{killed_count} were killed in {seeds}"
     );
+}
+
+#[test]
+fn servers_that_are_broken_are_found() {
+    for mutant in [Mutant::AppliesAtOnce, Mutant::NumbersEarly] {
+        let found = (0..400).find_map(|seed| check(seed, mutant).err());
+        assert!(found.is_some(), "{mutant:?}");
+    }
 }

@@ -26,7 +26,7 @@ fn sum(steps: u64, index: u64) -> u64 {
     steps + (steps + rotation - 1 - first) / rotation
 }
 
-/// The greatest weight after so many pushes of one worker.
+/// The greatest weight after this number of pushes of one worker.
 pub fn sum_max(steps: u64) -> u64 {
     sum(steps, 0)
 }

@@ -25,7 +25,7 @@ use linerate_job::spawn;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-/// A shard has a multiple of so many elements. All shards are then equally long.
+/// A shard has a multiple of this many elements. All shards are then equally long.
 const SHARD_ELEMENTS: u64 = CACHE_LINE_BYTES as u64;
 
 /// Arguments of `linerate bench push-pull`.
@@ -264,7 +264,7 @@ fn build_plan(args: &PushPullArgs) -> Result<Plan, String> {
     Ok(plan)
 }
 
-/// Refuses so many steps that weights are no longer exact where they are pulled.
+/// Refuses steps whose sums would not be exact in the type in which weights are pulled.
 fn check_exact(plan: &Plan) -> Result<(), String> {
     let most = expected::sum_max(plan.steps()).saturating_mul(u64::from(plan.authors()));
     let exact = match plan.args.pull {

@@ -1,0 +1,144 @@
+//! Parameter servers whose workers and shards die: the other workers go on, and the death of a
+//! shard is an error on all that names it.
+
+use super::job::{Job, Place, Start, join, now_us};
+use linerate::options::{ServerOptions, Staleness};
+use linerate::{Buffer, DataType, Error, ParameterServer, TensorSpec};
+use linerate_children::{result, text};
+use rustix::process::Signal;
+
+/// Elements: two shards of as many, more than are put at once over a connection.
+const COUNT: usize = 2 * 150_016;
+
+/// Rank 0 only serves; rank 1 serves a second shard, if there is one; the others train.
+pub fn server() {
+    let place = Place::open();
+    let comm = join().unwrap();
+    let servers: u32 = std::env::var("LINERATE_TEST_SERVERS")
+        .unwrap()
+        .parse()
+        .unwrap();
+    let mode = std::env::var("LINERATE_TEST_MODE").unwrap();
+    let options = ServerOptions {
+        servers: (0..servers).collect(),
+        staleness: match mode.as_str() {
+            "bsp" => Staleness::Bsp,
+            "ssp" => Staleness::Ssp(1),
+            _ => Staleness::Asp,
+        },
+        rate: 1.0,
+        ..ServerOptions::default()
+    };
+    let tensor = TensorSpec {
+        name: "weights".into(),
+        count: COUNT as u64,
+        dtype: DataType::F32,
+    };
+    let server = ParameterServer::new(&comm, vec![tensor], options).unwrap();
+    let rank = comm.rank();
+    // One communicator alone hears of deaths in the server.
+    drop(comm);
+    if rank < servers {
+        place.set(b'r');
+        match server.finish() {
+            Ok(report) => println!("REPORT {}", report.unwrap().version),
+            Err(error) => println!("ERROR {error}"),
+        }
+        return;
+    }
+    match train(&place, server) {
+        Ok(longest_us) => println!("LONGEST {longest_us}"),
+        Err(error) => println!("ERROR {error}"),
+    }
+}
+
+/// Steps until the test says that it is enough; gives the longest one.
+fn train(place: &Place, server: ParameterServer) -> Result<u64, Error> {
+    let weights = [Buffer::from_vec(vec![0f32; COUNT])];
+    let gradient = [Buffer::from_vec(vec![-1f32; COUNT])];
+    server.init(&weights)?;
+    let mut longest = 0;
+    let mut steps = 0;
+    while steps < 5 || !place.is(b'e') {
+        let began = now_us();
+        server.step(&gradient, &weights)?;
+        longest = longest.max(now_us() - began);
+        steps += 1;
+        if steps == 3 {
+            place.set(b'r');
+        }
+        let all = weights[0].to_vec()?;
+        let is_whole = |part: &[f32]| {
+            part.iter()
+                .all(|&one| one == part[0] && one >= steps as f32)
+        };
+        // In rounds every update is the mean, 1; else each push is one, and no shard has fewer than
+        // this worker's.
+        assert!(all.chunks(COUNT / 2).all(is_whole), "step {steps}");
+    }
+    server.finish()?;
+    Ok(longest)
+}
+
+fn start((servers, ranks): (u32, u32), transport: &str, mode: &str) -> Job {
+    let environment = [
+        ("LINERATE_TEST_SERVERS", servers.to_string()),
+        ("LINERATE_TEST_MODE", mode.to_string()),
+        ("LINERATE_TRANSPORT", transport.to_string()),
+        ("LINERATE_TIMEOUT", "30".to_string()),
+    ];
+    let job = Start {
+        environment: &environment,
+        ..Start::new("server", ranks)
+    }
+    .spawn();
+    job.wait_for("the steps of all workers", |places| {
+        places.iter().all(|&place| place == b'r')
+    });
+    job
+}
+
+#[test]
+fn the_death_of_a_worker_holds_no_other_worker_up() {
+    for (transport, mode) in [
+        ("shm", "bsp"),
+        ("shm", "ssp"),
+        ("tcp", "bsp"),
+        ("tcp", "asp"),
+    ] {
+        let (servers, ranks) = (2, 5);
+        let mut job = start((servers, ranks), transport, mode);
+        // The first worker has given the weights to begin with, which are on the shards now.
+        job.signal(2, Signal::KILL);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        for rank in servers..ranks {
+            job.set_place(rank, b'e');
+        }
+        let outputs = job.end();
+        for (rank, output) in outputs.iter().enumerate().filter(|(rank, _)| *rank != 2) {
+            let key = if rank < 2 { "REPORT" } else { "LONGEST" };
+            let said = result(output, key);
+            assert!(
+                said.is_some(),
+                "{transport} {mode}, rank {rank}: {}",
+                text(output)
+            );
+        }
+        let versions = [0, 1].map(|rank| result(&outputs[rank], "REPORT"));
+        assert_eq!(versions[0], versions[1], "{transport} {mode}");
+    }
+}
+
+#[test]
+fn the_death_of_a_shard_is_an_error_on_all_that_names_it() {
+    for (transport, victim) in [("shm", 0), ("shm", 1), ("tcp", 0), ("tcp", 1)] {
+        let mut job = start((2, 4), transport, "asp");
+        job.signal(victim, Signal::KILL);
+        let outputs = job.end();
+        for (rank, output) in (0..).zip(&outputs).filter(|(rank, _)| *rank != victim) {
+            let error = result(output, "ERROR").unwrap_or_else(|| panic!("{}", text(output)));
+            let is_named = error.contains(&format!("rank {victim} failed"));
+            assert!(is_named, "{transport}, {victim}, rank {rank}: {error}");
+        }
+    }
+}
