@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 
 /// How weights follow gradients.
 ///
-/// `g` is a gradient, `w` its weight, `t` the number of
-/// the step from 1 on. The rules are those of PyTorch 2, with its defaults where this has no field.
+/// `g` is a gradient, `w` its weight, `t` the number of the step from 1 on. The rules are those of
+/// PyTorch 2, with its defaults where this has no field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
     /// Stochastic gradient descent, as `torch.optim.SGD` without dampening and without Nesterov's
