@@ -107,7 +107,7 @@ fn the_death_of_a_worker_holds_no_other_worker_up() {
         ("tcp", "asp"),
     ] {
         let (servers, ranks) = (2, 5);
-        let mut job = start((servers, ranks), transport, mode);
+        let job = start((servers, ranks), transport, mode);
         // The first worker has given the weights to begin with, which are on the shards now.
         job.signal(2, Signal::KILL);
         std::thread::sleep(std::time::Duration::from_millis(300));
@@ -132,7 +132,7 @@ fn the_death_of_a_worker_holds_no_other_worker_up() {
 #[test]
 fn the_death_of_a_shard_is_an_error_on_all_that_names_it() {
     for (transport, victim) in [("shm", 0), ("shm", 1), ("tcp", 0), ("tcp", 1)] {
-        let mut job = start((2, 4), transport, "asp");
+        let job = start((2, 4), transport, "asp");
         job.signal(victim, Signal::KILL);
         let outputs = job.end();
         for (rank, output) in (0..).zip(&outputs).filter(|(rank, _)| *rank != victim) {
