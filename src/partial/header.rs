@@ -74,7 +74,7 @@ pub enum Waited {
 /// What a round was: the same on all ranks. As text, one line:
 ///
 /// ```
-/// use linerate::RankSet;
+/// use linerate::reports::RankSet;
 /// use linerate::reports::RoundReport;
 /// let report = RoundReport {
 ///     round: 7,

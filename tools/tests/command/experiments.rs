@@ -161,7 +161,29 @@ fn staleness_in_virtual_time_keeps_its_bounds_and_names_every_mode() {
     for row in rows.iter().filter(|row| row["model"] == "digits") {
         assert!(row["accuracy"].as_f64().unwrap() > 0.9, "{row}");
     }
+    let line = "experiment dssp --part table1,table1 --seconds 0.3 --runs 1 --scale 1 --json -";
+    let (code, stdout, stderr) = run(line);
+    assert_eq!(code, Some(0), "{stderr}");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    let rows = document["parts"]["table1"]["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 7, "{stdout}");
+    for row in rows {
+        let bound = match row["mode"].as_str().unwrap() {
+            "BSP" => 1,
+            "SSP 3" => 4,
+            "DSSP(3,12) strict" => 15,
+            _ => 10_000,
+        };
+        assert!(
+            row["drift_max"].as_f64().unwrap() <= f64::from(bound),
+            "{row}"
+        );
+        assert!(row["iterations_per_s"].as_f64().unwrap() > 10.0, "{row}");
+    }
+    assert!(stderr.contains("3046.3"), "the paper's: {stderr}");
     for (line, reason) in [
+        ("--part table1 --scale 0", "--scale"),
+        ("--part table1 --runs 0", "--runs"),
         (
             "--s-lower 16",
             "lower bound of the drift is 16 and the upper one 15",

@@ -6,12 +6,17 @@
 //! `throughput.rs`.
 
 mod staleness;
+mod table1;
 mod throughput;
 
+use crate::section::Section;
 use clap::{Args, ValueEnum};
 use linerate::options::{Reading, Release, Staleness};
+use linerate_job::binding::Bind;
 use linerate_job::ending::{self, USAGE};
 use linerate_job::output;
+use linerate_job::settings::{self, parse_positive};
+use linerate_job::spawn;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,13 +29,16 @@ pub enum Part {
     /// Loss after equally many pushes against the bound of staleness, of a convex model and of a
     /// classifier, in virtual time
     Staleness,
+    /// Table I of the paper: processes train a classifier with a parameter server, one worker 2.7
+    /// times as fast as the other, in real time
+    Table1,
 }
 
 /// Compare bulk synchronous, bounded and unbounded staleness.
 #[derive(Args, Clone, Debug)]
 pub struct DsspArgs {
     /// What is run
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["throughput", "staleness"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["throughput", "staleness", "table1"])]
     part: Vec<Part>,
     /// The lower bound of DSSP, s_L
     #[arg(long, default_value_t = 3)]
@@ -44,6 +52,15 @@ pub struct DsspArgs {
     /// The first seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Of table1: milliseconds of a step of the faster worker
+    #[arg(long, default_value = "2", value_parser = parse_positive)]
+    scale: f64,
+    /// Of table1: seconds of a run
+    #[arg(long, default_value = "1.5", value_parser = parse_positive)]
+    seconds: f64,
+    /// Of table1: runs of each mode
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
     /// A folder for plots (SVG); made where it is missing
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
@@ -58,7 +75,38 @@ pub fn run(args: &DsspArgs) -> ExitCode {
         Ok(modes) => modes,
         Err(reason) => return ending::fail(USAGE, &reason),
     };
-    ending::end(run_parts(args, &modes))
+    if !args.part.contains(&Part::Table1) {
+        return ending::end(run_parts(args, &modes, None));
+    }
+    if settings::launched().is_some() {
+        return ending::end(run_as_rank(args, &modes));
+    }
+    match unavailable_reason() {
+        Some(reason) => ending::end(Err(reason)),
+        None => ExitCode::from(spawn::spawn_self(table1::RANKS, Bind::None)),
+    }
+}
+
+/// Why the transport of the settings cannot train in real time, if so.
+fn unavailable_reason() -> Option<String> {
+    match settings::from_environment() {
+        Ok(config) if config.transport == "sim" => Some(
+            "transport sim has virtual time and table1 real times: LINERATE_TRANSPORT=shm".into(),
+        ),
+        Ok(config) => settings::unavailable_reason(&config.transport),
+        Err(reason) => Some(reason),
+    }
+}
+
+/// Runs as one of the ranks of table1, of which rank 0 does the rest too.
+fn run_as_rank(args: &DsspArgs, modes: &[Mode]) -> Result<(), String> {
+    settings::check_ranks(Some(table1::RANKS), settings::launched_ranks()?)?;
+    let comm = settings::join(settings::from_environment()?).map_err(|error| error.to_string())?;
+    let trained = table1::run(args, modes, &comm)?;
+    match comm.rank() {
+        0 => run_parts(args, modes, Some(trained)),
+        _ => Ok(()),
+    }
 }
 
 fn prepare(args: &DsspArgs) -> Result<Vec<Mode>, String> {
@@ -70,12 +118,16 @@ fn prepare(args: &DsspArgs) -> Result<Vec<Mode>, String> {
     Ok(modes(args.s_lower, args.s_upper - args.s_lower))
 }
 
-fn run_parts(args: &DsspArgs, modes: &[Mode]) -> Result<(), String> {
+fn run_parts(args: &DsspArgs, modes: &[Mode], mut trained: Option<Section>) -> Result<(), String> {
     let mut document = Map::new();
     for part in &args.part {
         let section = match part {
             Part::Throughput => throughput::run(args, modes)?,
             Part::Staleness => staleness::run(args)?,
+            Part::Table1 => match trained.take() {
+                Some(section) => section,
+                None => continue, // It was named before.
+            },
         };
         let text = section.text();
         match args.json.as_deref().is_some_and(output::is_stdout) {
