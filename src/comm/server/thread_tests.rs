@@ -359,6 +359,7 @@ fn a_worker_that_stays_away_is_named_after_the_timeout() {
                     .is_ok()
                 {
                     server.shared.comm.driving().unwrap().drive_then(|_| ());
+                    std::thread::sleep(Duration::from_millis(1));
                 }
                 server.step(&weights, &weights).map(drop)
             }
