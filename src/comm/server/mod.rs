@@ -6,8 +6,10 @@
 //! numbers a push when all shards have it, and says whether the worker goes on. All shards apply
 //! pushes in the order of these numbers.
 //!
-//! `layout.rs` says where everything lies in the windows, `shard.rs` and `worker.rs` are what the
-//! two sides do, and `service.rs` is the thread that drives a shard.
+//! `layout.rs` says where everything lies in the windows. `shard.rs` and `worker.rs` are what the
+//! two sides do, `weights.rs` is the memory of a shard and its updates, and `signals.rs` changes
+//! words of other ranks. A thread drives a shard, or the worker of its rank while that waits
+//! (`service.rs`).
 //!
 //! Read first: [`ParameterServer::new`], then `shard.rs`.
 
@@ -223,7 +225,7 @@ impl ParameterServer {
 
     /// Ends this rank's part. A worker waits until its pushes are in the weights, and no other
     /// worker waits for it from then on. A server waits until all workers have finished or are
-    /// gone; the report of its shard is given.
+    /// gone, however long they train; the report of its shard is given.
     ///
     /// # Errors
     /// [`Error::PeerFailed`] or [`Error::Left`]: a server has ended early.
