@@ -7,8 +7,8 @@
 
 pub mod bootstrap {
     pub use crate::bootstrap::{
-        Launched, NetworkLink, check_descriptors, fresh_secret, launched_from_env, network_links,
-        nonce, place_from_env, read_secret,
+        Launched, NetworkLink, check_descriptors, free_port, fresh_secret, launched_from_env,
+        network_links, nonce, place_from_env, read_secret,
     };
 }
 

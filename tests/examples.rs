@@ -1,6 +1,6 @@
 //! Every program of `examples/` runs on several ranks and says what it should.
 
-use linerate_children::{Child, end};
+use linerate_children::{Child, end, free_address};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -36,7 +36,7 @@ fn folder() -> &'static Path {
 /// Starts the ranks of an example, as a launcher would, and waits for them.
 fn outputs(example: &str, ranks: u32) -> Vec<Output> {
     let program = folder().join(example);
-    let port = std::process::id() % 20_000 + 20_000;
+    let port = free_address().port();
     let start = |rank: u32| {
         let mut command = Command::new(&program);
         command

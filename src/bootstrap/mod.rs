@@ -28,6 +28,7 @@ mod network;
 mod nodelist;
 mod note;
 mod pmi;
+mod ports;
 mod posted;
 mod publish;
 mod random;
@@ -47,6 +48,7 @@ pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_fr
 pub use exchange::{Exchange, GroupKeys};
 pub use identity::HostIdentity;
 pub use netlink::{NetworkLink, network_links};
+pub use ports::free_port;
 pub use random::{fresh_secret, nonce};
 pub use reunion::{MeetingPlace, Reunion};
 pub use survivors::{Conversation, Message};

@@ -4,6 +4,7 @@ use super::super::coming::FRAME_BYTES_MAX;
 use super::super::contact::CONTACT_BYTES_MAX;
 use super::super::descriptors::raise_descriptors;
 use super::super::listener::UNAUTHENTICATED_MAX;
+use super::super::ports::free_port;
 use super::*;
 use crate::config::{JobSettings, Secret};
 use crate::transport::{Fabric, Lack};
@@ -27,14 +28,9 @@ fn settings() -> Config {
     }
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
-
 /// Runs one thread for each rank.
 fn run<T: Send>(ranks: u32, rank: impl Fn(Place, Config) -> T + Sync) -> Vec<T> {
-    run_at(free_port(), ranks, rank)
+    run_at(free_port().unwrap(), ranks, rank)
 }
 
 /// As [`run`]; rank 0 listens on this port.
@@ -118,7 +114,7 @@ fn a_thousand_ranks_meet_at_once_beside_a_flood_of_peers_that_are_none() {
         true => 1024,
         false => 100,
     };
-    let port = free_port();
+    let port = free_port().unwrap();
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let (met, count) = (AtomicU32::new(0), AtomicUsize::new(0));
     let has_met = AtomicBool::new(false);

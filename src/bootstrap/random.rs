@@ -15,7 +15,8 @@ pub fn fresh_secret() -> Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// A number that differs between all processes and calls on this host, for names of sockets.
+/// A number that differs between all processes and calls on this host, for names of sockets and
+/// for ports.
 pub fn nonce() -> Result<u64> {
     let bytes = random_bytes().map_err(|e| Error::os("random bytes for a name", e))?;
     Ok(u64::from_le_bytes(bytes))

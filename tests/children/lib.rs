@@ -376,8 +376,8 @@ pub fn results(outputs: &[Output]) -> Vec<String> {
     outputs.iter().enumerate().map(result).collect()
 }
 
-/// An address of loopback that was free a moment ago.
+/// An address of loopback at which nobody listens.
 pub fn free_address() -> std::net::SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
+    let port = linerate::unstable::bootstrap::free_port().unwrap();
+    (std::net::Ipv4Addr::LOCALHOST, port).into()
 }

@@ -157,7 +157,7 @@ fn has_connection(pid: u32) -> bool {
     })
 }
 
-/// A port that was free a moment ago.
+/// A port at which nobody listens.
 pub fn free_port() -> u16 {
     free_address().port()
 }

@@ -96,7 +96,7 @@ fn try_supervise(
     let job = Job {
         ranks,
         bind,
-        port: free_port()?,
+        port: linerate::unstable::bootstrap::free_port().map_err(io::Error::other)?,
         name: job_name(),
         secret: secret()?,
     };
@@ -171,13 +171,6 @@ fn secret() -> io::Result<Option<String>> {
     }
     let fresh = linerate::unstable::bootstrap::fresh_secret();
     fresh.map(Some).map_err(|e| io::Error::other(e.to_string()))
-}
-
-/// A port that was free a moment ago. Another process can take it before rank 0 does; rank 0 then
-/// says so.
-fn free_port() -> io::Result<u16> {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
-    Ok(listener.local_addr()?.port())
 }
 
 /// A name that no other job of this host has: process ids are not reused within a nanosecond.

@@ -2,6 +2,7 @@
 //! that nobody else has.
 
 use super::launchers::search;
+use linerate_children::free_address;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -86,12 +87,7 @@ impl Slurm {
         fs::write(self.folder.join("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").map_err(text)?;
         let host = fs::read_to_string("/proc/sys/kernel/hostname").map_err(text)?;
         let (host, folder) = (host.trim(), self.folder.display());
-        let ports: Vec<u16> = {
-            let listen = || std::net::TcpListener::bind("127.0.0.1:0");
-            let listeners = [listen().map_err(text)?, listen().map_err(text)?];
-            let port = |l: &std::net::TcpListener| l.local_addr().map_or(0, |a| a.port());
-            listeners.iter().map(port).collect()
-        };
+        let ports = [free_address().port(), free_address().port()];
         let config = format!(
             "ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={}\nSlurmdPort={}\n\
              SlurmUser=root\nSlurmdUser=root\nAuthType=auth/munge\nAuthInfo=socket={folder}/munge.sock\n\
