@@ -48,6 +48,7 @@ pub use env::{Launched, Launcher, Place, Rendezvous, launched_from_env, place_fr
 pub use exchange::{Exchange, GroupKeys};
 pub use identity::HostIdentity;
 pub use netlink::{NetworkLink, network_links};
+pub use note::note;
 pub use ports::free_port;
 pub use random::{fresh_secret, nonce};
 pub use reunion::{MeetingPlace, Reunion};
@@ -58,7 +59,6 @@ use crate::error::{Error, Result};
 use crate::types::Rank;
 use local::Introduction;
 use network::Network;
-use note::note;
 use std::net::IpAddr;
 use std::time::Duration;
 

@@ -141,9 +141,9 @@ pub struct Weights {
     pub from: View,
     /// Where the new weights go in f32: the same range as `from`, or disjoint from it.
     pub to: View,
-    /// The states in f32. Those that the rule does not have are not looked at.
+    /// The states in f32. Those that the rule does not have are not looked at ([`View::empty`]).
     pub states: [View; 2],
-    /// Where the new weights go, rounded to f16 or bf16.
+    /// Where the new weights go too, rounded to nearest even, as f16 or bf16.
     pub published: Option<(DataType, View)>,
 }
 

@@ -14,4 +14,4 @@ mod update;
 mod tests;
 
 pub use options::Optimizer;
-pub use update::{Step, has_nonfinite, update, update_streaming};
+pub use update::{Step, Weights, has_nonfinite, update, update_streaming};

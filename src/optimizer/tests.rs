@@ -53,6 +53,16 @@ fn step(optimizer: Optimizer, rate: f32, number: u64) -> Step {
     }
 }
 
+fn in_place(gradient: (DataType, View), weights: View, states: [View; 2]) -> Weights {
+    Weights {
+        gradient,
+        from: weights,
+        to: weights,
+        states,
+        published: None,
+    }
+}
+
 /// The numbers of one weight. They begin as PyTorch's: all states are 0.
 #[derive(Clone, Copy, Default)]
 struct Plain<T> {
@@ -181,7 +191,12 @@ fn check_bits(optimizer: Optimizer, count: usize, dtype: DataType, published: Op
         } else {
             update
         };
-        run(&step, (dtype, gradient), from, to, states, published);
+        let weights = Weights {
+            to,
+            published,
+            ..in_place((dtype, gradient), from, states)
+        };
+        run(&step, &weights);
         from = if number % 2 == 1 { from } else { first };
         if to.as_ptr() == second.as_ptr() {
             (0..count).for_each(|index| store::<f32>(from, index, load(to, index)));
@@ -241,7 +256,7 @@ fn updates_are_near_those_of_exact_arithmetic() {
             let value = put_gradient(DataType::F32, gradient, 0, random(&mut prng));
             exact.step(&step, value);
             let gradient = (DataType::F32, gradient);
-            update(&step, gradient, weights, weights, [one, two], None);
+            update(&step, &in_place(gradient, weights, [one, two]));
         }
         let error = f64::from(load::<f32>(weights, 0)) - exact.weight;
         assert!(error.abs() < 2e-5, "{optimizer:?}: {error:e}");
@@ -265,7 +280,7 @@ fn parts_give_the_bits_of_the_whole() {
                         views.map(|view| view.part(ends[0] * 4, (ends[1] - ends[0]) * 4));
                     let gradient = (DataType::F32, gradient);
                     let step = step(optimizer, 0.1, number);
-                    update(&step, gradient, weights, weights, [one, two], None);
+                    update(&step, &in_place(gradient, weights, [one, two]));
                 }
             }
             let bits = (0..count).map(|index| load::<u32>(views[1], index));
@@ -285,7 +300,7 @@ fn trace(optimizer: Optimizer, rate: f32, weight: f32, gradients: &[f32]) -> Vec
         store(gradient, 0, *value);
         let step = step(optimizer, rate, number);
         let gradient = (DataType::F32, gradient);
-        update(&step, gradient, weights, weights, [one, two], None);
+        update(&step, &in_place(gradient, weights, [one, two]));
         found.push(load(weights, 0));
     }
     found
@@ -437,7 +452,7 @@ fn a_step_without_number_panics() {
     let none = [View::empty(); 2];
     let gradient = (DataType::F32, View::empty());
     let step = step(Optimizer::sgd(), 0.1, 0);
-    update(&step, gradient, View::empty(), View::empty(), none, None);
+    update(&step, &in_place(gradient, View::empty(), none));
 }
 
 #[test]

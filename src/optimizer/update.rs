@@ -2,11 +2,9 @@
 
 use super::options::Optimizer;
 use crate::kernel::update as kernel;
-use crate::kernel::update::{AnyRule, Descent, Intake, Moments, Momentum, Weights};
-use crate::memory::View;
-use crate::types::DataType;
+use crate::kernel::update::{AnyRule, Descent, Intake, Moments, Momentum};
 
-pub use crate::kernel::update::has_nonfinite;
+pub use crate::kernel::update::{Weights, has_nonfinite};
 
 /// What is equal for all weights of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,35 +94,17 @@ fn power(base: f64, exponent: u64) -> f64 {
     product
 }
 
-/// One pass over a range of weights: reads gradients (f32, f16 or bf16), weights and states (f32),
-/// and writes the new weights to `to` and the new states in place.
+/// One pass over a range of weights: reads gradients, weights and states, and writes the new
+/// weights and states.
 ///
-/// `to` is the same range as `from` or disjoint from it; nothing else overlaps. States that the
-/// optimizer does not have are not looked at ([`View::empty`]). `published` gets the new weights
-/// rounded to nearest even, as f16 or bf16. Calls on parts of the weights give the bits of one call
-/// on all, in any order and at once. A size-only view makes the call do nothing.
+/// Apart from what [`Weights`] allows, nothing overlaps. Calls on parts of the weights give the
+/// bits of one call on all, in any order and at once. A size-only view makes the call do nothing.
 ///
 /// # Panics
 /// If the number of the step is 0, views differ in their number of elements, or a type is another
 /// one.
-pub fn update(
-    step: &Step,
-    gradient: (DataType, View),
-    from: View,
-    to: View,
-    states: [View; 2],
-    published: Option<(DataType, View)>,
-) {
-    kernel::update(
-        &step.rule(),
-        &Weights {
-            gradient,
-            from,
-            to,
-            states,
-            published,
-        },
-    );
+pub fn update(step: &Step, weights: &Weights) {
+    kernel::update(&step.rule(), weights);
 }
 
 /// [`update`], but SGD's new weights are written by streaming stores where they do not replace the
@@ -132,22 +112,6 @@ pub fn update(
 ///
 /// # Panics
 /// As [`update`].
-pub fn update_streaming(
-    step: &Step,
-    gradient: (DataType, View),
-    from: View,
-    to: View,
-    states: [View; 2],
-    published: Option<(DataType, View)>,
-) {
-    kernel::update_streaming(
-        &step.rule(),
-        &Weights {
-            gradient,
-            from,
-            to,
-            states,
-            published,
-        },
-    );
+pub fn update_streaming(step: &Step, weights: &Weights) {
+    kernel::update_streaming(&step.rule(), weights);
 }

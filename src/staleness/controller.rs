@@ -139,6 +139,8 @@ impl Rule {
 struct Worker {
     pushes: u64,
     last: Option<Duration>,
+    /// When it last had an OK that it had waited for.
+    released: Option<Duration>,
     /// Of its last two pushes; `None`: there were none, or not in this order.
     pace: Option<Pace>,
     /// When it is expected to push next, in nanoseconds; without a pace it may be at any time.
@@ -202,6 +204,7 @@ impl Controller {
         *place = Some(Worker {
             pushes,
             last: None,
+            released: None,
             pace: None,
             next_ns: u128::MAX,
             granted: 0,
@@ -212,12 +215,12 @@ impl Controller {
     }
 
     /// A worker has gone or died; gives the decisions on those that need not wait for it any more.
-    pub fn detach(&mut self, worker: u32) -> Vec<Decision> {
+    pub fn detach(&mut self, worker: u32, time: Duration) -> Vec<Decision> {
         let mut decisions = Vec::new();
         if let Some(gone) = self.workers.get_mut(worker as usize).and_then(Option::take) {
             self.waiting -= u32::from(gone.is_waiting);
             self.front = self.look();
-            self.release(None, &mut decisions);
+            self.release(None, time, &mut decisions);
         }
         decisions
     }
@@ -255,7 +258,7 @@ impl Controller {
         self.front = self.look();
         let mut decisions = vec![self.decide(worker)];
         let pushed = slowest.filter(|&slowest| slowest == worker);
-        self.release(pushed, &mut decisions);
+        self.release(pushed, time, &mut decisions);
         Ok(decisions)
     }
 
@@ -272,6 +275,20 @@ impl Controller {
     /// The worker that others wait for; `None`: there is no worker.
     pub fn slowest(&self) -> Option<u32> {
         self.front.map(|front| front.slowest)
+    }
+
+    /// The worker that others wait for, if they have waited, and it could have pushed and has not,
+    /// for longer than `patience`.
+    pub fn overdue(&self, now: Duration, patience: Duration) -> Option<u32> {
+        let waiting = self.living().filter(|(_, worker)| worker.is_waiting);
+        let since = waiting.filter_map(|(_, worker)| worker.last).min()?;
+        let slowest = self.slowest()?;
+        let slowest_worker = self.worker(slowest)?;
+        let since = [slowest_worker.last, slowest_worker.released]
+            .into_iter()
+            .flatten()
+            .fold(since, Duration::max);
+        (now.saturating_sub(since) > patience).then_some(slowest)
     }
 
     fn worker(&self, worker: u32) -> Option<&Worker> {
@@ -361,7 +378,7 @@ impl Controller {
 
     /// Lets those go on that have waited long enough. `pushed`: the slowest worker, if it has just
     /// pushed.
-    fn release(&mut self, pushed: Option<u32>, decisions: &mut Vec<Decision>) {
+    fn release(&mut self, pushed: Option<u32>, time: Duration, decisions: &mut Vec<Decision>) {
         let Some(front) = self.front.filter(|_| self.waiting > 0) else {
             return;
         };
@@ -384,6 +401,7 @@ impl Controller {
                 None => continue,
             };
             worker.is_waiting = false;
+            worker.released = Some(time);
             self.waiting -= 1;
             decisions.push(Decision {
                 worker: number,

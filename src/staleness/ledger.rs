@@ -1,4 +1,5 @@
-//! [`Ledger`]: the one order in which all shards of a parameter server apply pushes.
+//! [`Ledger`]: the one order in which all shards of a parameter server apply pushes and do what
+//! workers ask for.
 //!
 //! A push counts when every shard has its part of it. The ledger then numbers it, and all shards
 //! apply pushes in the order of these numbers: so each is applied once everywhere or nowhere, and
@@ -10,16 +11,25 @@ use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A push in the order of all shards, or the end of a round without one.
+/// What all shards do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbered {
-    /// Whose push it is: its next one. `None`: the last worker of a round that had not pushed has
-    /// gone.
-    pub worker: Option<u32>,
-    /// The weights are updated with all pushes since the last update, this one included.
-    pub is_last: bool,
-    /// The push is left out.
-    pub is_skipped: bool,
+pub enum Entry {
+    /// Take the next push of a worker.
+    Push {
+        /// Whose it is.
+        worker: u32,
+        /// The weights are updated with all pushes since the last update, this one included.
+        is_last: bool,
+        /// The push is left out.
+        is_skipped: bool,
+    },
+    /// Update the weights with all pushes since the last update: the last worker of a round that
+    /// had not pushed has gone.
+    EndOfRound,
+    /// Do what a worker asks for in its next request.
+    Request(u32),
+    /// Wait no more for a worker, which others have waited for too long.
+    Evict(u32),
 }
 
 /// See the module.
@@ -37,7 +47,7 @@ pub struct Ledger {
     open: Vec<bool>,
     /// By worker: whether its push that is not numbered yet is left out.
     skipped: Vec<bool>,
-    order: VecDeque<Numbered>,
+    order: VecDeque<Entry>,
     decisions: VecDeque<Decision>,
 }
 
@@ -104,8 +114,8 @@ impl Ledger {
         self.open[worker as usize] = true;
         let is_skipped = std::mem::take(&mut self.skipped[worker as usize]);
         let is_last = self.end_round();
-        self.order.push_back(Numbered {
-            worker: Some(worker),
+        self.order.push_back(Entry::Push {
+            worker,
             is_last,
             is_skipped,
         });
@@ -113,20 +123,32 @@ impl Ledger {
         Ok(())
     }
 
+    /// A worker asks for something of all shards, which have the request.
+    pub fn request(&mut self, worker: u32) {
+        if self.living.get(worker as usize) == Some(&true) {
+            self.order.push_back(Entry::Request(worker));
+        }
+    }
+
+    /// Takes out the workers that others have waited for, and that have not pushed, for longer than
+    /// `patience`.
+    pub fn evict(&mut self, now: Duration, patience: Duration) {
+        while let Some(worker) = self.controller.overdue(now, patience) {
+            self.order.push_back(Entry::Evict(worker));
+            self.detach(worker, now);
+        }
+    }
+
     /// A worker has finished or died. What of its pushes is not numbered never is. Those go on that
     /// waited for it.
-    pub fn detach(&mut self, worker: u32) {
+    pub fn detach(&mut self, worker: u32, time: Duration) {
         match self.living.get_mut(worker as usize) {
             Some(living) if *living => *living = false,
             _ => return,
         }
-        let decisions = self.controller.detach(worker);
+        let decisions = self.controller.detach(worker, time);
         if self.open.contains(&true) && self.end_round() {
-            self.order.push_back(Numbered {
-                worker: None,
-                is_last: true,
-                is_skipped: false,
-            });
+            self.order.push_back(Entry::EndOfRound);
         }
         self.decisions.extend(decisions);
     }
@@ -142,8 +164,8 @@ impl Ledger {
         is_last
     }
 
-    /// The next push in the order, once.
-    pub fn take_numbered(&mut self) -> Option<Numbered> {
+    /// The next entry of the order, once.
+    pub fn take_entry(&mut self) -> Option<Entry> {
         self.order.pop_front()
     }
 

@@ -33,6 +33,6 @@ mod virtual_time;
 mod tests;
 
 pub use controller::{Controller, Decision, Reason};
-pub use ledger::{Ledger, Numbered};
+pub use ledger::{Entry, Ledger};
 pub use options::{Reading, Release, Staleness};
 pub use virtual_time::{Run, run};

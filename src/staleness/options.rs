@@ -6,9 +6,10 @@ use crate::error::{Error, Result};
 pub const R_MAX_MAX: u32 = 4096;
 
 /// How far a worker may run ahead of the slowest one before it waits for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Staleness {
     /// Bulk synchronous: after each push a worker waits for all others.
+    #[default]
     Bsp,
     /// Stale synchronous: a worker waits while it is more than this many pushes ahead of the
     /// slowest.

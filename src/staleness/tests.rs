@@ -325,7 +325,7 @@ fn who_waits_for_a_worker_that_dies_goes_on() {
     for worker in [0, 1, 2] {
         assert_eq!(push(&mut controller, worker, 1.0), [0; 0]);
     }
-    let released = controller.detach(3);
+    let released = controller.detach(3, seconds(1.5));
     assert_eq!(
         released.iter().map(|one| one.worker).collect::<Vec<_>>(),
         [0, 1, 2]
@@ -343,6 +343,32 @@ fn who_waits_for_a_worker_that_dies_goes_on() {
         error.contains("push 1 of worker 3, whose next push is number 2"),
         "{error}"
     );
+}
+
+#[test]
+fn the_slowest_is_overdue_when_it_and_those_who_wait_have_not_moved_for_long() {
+    let mut controller = with_workers(Staleness::Ssp(1), 3);
+    let overdue = |controller: &Controller, now| controller.overdue(seconds(now), seconds(1.0));
+    push(&mut controller, 2, 0.5);
+    push(&mut controller, 0, 1.0);
+    // Nobody waits.
+    assert_eq!(overdue(&controller, 100.0), None);
+    push(&mut controller, 0, 2.0);
+    push(&mut controller, 1, 2.5);
+    assert!(!controller.is_waiting(0) && overdue(&controller, 100.0).is_none());
+    push(&mut controller, 0, 4.0);
+    push(&mut controller, 1, 4.5);
+    push(&mut controller, 1, 4.6);
+    assert!(controller.is_waiting(0) && controller.is_waiting(1));
+    assert_eq!(overdue(&controller, 5.0), None);
+    assert_eq!(overdue(&controller, 5.1), Some(2));
+    // It goes: the one that is the slowest now could not push before.
+    controller.detach(2, seconds(6.0));
+    push(&mut controller, 0, 6.1);
+    push(&mut controller, 0, 6.2);
+    assert!(controller.is_waiting(0));
+    assert_eq!(overdue(&controller, 7.1), None);
+    assert_eq!(overdue(&controller, 7.3), Some(1));
 }
 
 #[test]

@@ -67,6 +67,17 @@ impl<T> DriverLock<T> {
         Caller(&self.callers)
     }
 
+    /// Calls `wait`, in which the caller drives. Afterwards the thread drives again.
+    pub fn driving<R>(&self, wait: impl FnOnce() -> R) -> R {
+        let caller = self.enter();
+        let result = wait();
+        drop(caller);
+        if !self.has_callers() {
+            self.end_rest();
+        }
+        result
+    }
+
     /// Whether a caller drives. This is a hint only: the lock orders what the threads do.
     pub fn has_callers(&self) -> bool {
         self.callers.load(Ordering::Relaxed) > 0

@@ -6,6 +6,7 @@ use linerate::options::{ServerOptions, Staleness};
 use linerate::{Buffer, DataType, Error, ParameterServer, TensorSpec};
 use linerate_children::{result, text};
 use rustix::process::Signal;
+use std::time::Duration;
 
 /// Elements: two shards of as many, more than are put at once over a connection.
 const COUNT: usize = 2 * 150_016;
@@ -22,11 +23,12 @@ pub fn server() {
     let options = ServerOptions {
         servers: (0..servers).collect(),
         staleness: match mode.as_str() {
-            "bsp" => Staleness::Bsp,
+            "bsp" | "evict" => Staleness::Bsp,
             "ssp" => Staleness::Ssp(1),
             _ => Staleness::Asp,
         },
         rate: 1.0,
+        evict_after: (mode == "evict").then_some(Duration::from_millis(400)),
         ..ServerOptions::default()
     };
     let tensor = TensorSpec {
@@ -110,7 +112,7 @@ fn the_death_of_a_worker_holds_no_other_worker_up() {
         let job = start((servers, ranks), transport, mode);
         // The first worker has given the weights to begin with, which are on the shards now.
         job.signal(2, Signal::KILL);
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(300));
         for rank in servers..ranks {
             job.set_place(rank, b'e');
         }
@@ -126,6 +128,33 @@ fn the_death_of_a_worker_holds_no_other_worker_up() {
         }
         let versions = [0, 1].map(|rank| result(&outputs[rank], "REPORT"));
         assert_eq!(versions[0], versions[1], "{transport} {mode}");
+    }
+}
+
+#[test]
+fn a_worker_that_is_stopped_is_taken_out_and_told_so_when_it_goes_on() {
+    for transport in ["shm", "tcp"] {
+        let job = start((2, 5), transport, "evict");
+        job.signal(3, Signal::STOP);
+        std::thread::sleep(Duration::from_millis(800));
+        // The others go on and end while it is stopped.
+        for rank in 2..5 {
+            job.set_place(rank, b'e');
+        }
+        std::thread::sleep(Duration::from_millis(800));
+        job.signal(3, Signal::CONT);
+        let outputs = job.end();
+        for (rank, output) in outputs.iter().enumerate() {
+            let key = ["REPORT", "REPORT", "LONGEST", "ERROR", "LONGEST"][rank];
+            let said = result(output, key);
+            let said = said.unwrap_or_else(|| panic!("{transport}, rank {rank}: {}", text(output)));
+            assert!(
+                rank != 3 || said.contains("evict_after"),
+                "{transport}: {said}"
+            );
+        }
+        let versions = [0, 1].map(|rank| result(&outputs[rank], "REPORT"));
+        assert_eq!(versions[0], versions[1], "{transport}");
     }
 }
 

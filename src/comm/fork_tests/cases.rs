@@ -9,6 +9,7 @@ use crate::comm::{
 };
 use crate::error::{Error, Result};
 use crate::fusion::FusionOptions;
+use crate::optimizer::Optimizer;
 use crate::partial::PartialOptions;
 use crate::types::{Collective, DataType, ReduceOp};
 use std::future::Future;
@@ -296,8 +297,25 @@ fn of_server(held: &mut Held) -> Vec<Case> {
     let server = held.server.take().unwrap();
     let one = [Buffer::from_vec(vec![0f32; 4])];
     let made = ParameterServer::new(&held.comm, tensors(), ServerOptions::default());
+    let with_update = ParameterServer::with_update(
+        &held.comm,
+        tensors(),
+        ServerOptions::default(),
+        |_, _, _| (),
+    );
+    let set = server.set_optimizer(Optimizer::sgd(), 0.1, 0);
     let mut cases = vec![
         ("ParameterServer::new", is_refused(made)),
+        ("ParameterServer::with_update", is_refused(with_update)),
+        ("ParameterServer::load", is_refused(server.load("x"))),
+        ("ParameterServer::save", is_refused(server.save("x"))),
+        ("ParameterServer::set_optimizer", is_refused(set)),
+        ("ParameterServer::report", is_refused(server.report())),
+        ("ParameterServer::detach", is_refused(server.detach())),
+        (
+            "ParameterServer::push_pull",
+            is_refused(server.push_pull(&one, &one)),
+        ),
         (
             "ParameterServer::fmt",
             format!("{server:?}").contains("workers"),

@@ -119,13 +119,13 @@ impl PartialDriving {
     /// Copies the next result to `output`, and returns its report. Returns `None` if none is due.
     /// With `can_wait` it waits for a result that is due, otherwise it returns `None` for that too.
     pub fn next(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {
-        self.driving(|| self.next_driving(output, can_wait))
+        self.lock.driving(|| self.next_driving(output, can_wait))
     }
 
     /// Waits until this rank may leave after this last round. Until all living ranks have its
     /// result, one of them may have to fetch it from here.
     pub fn leave(&self, round: u64) -> Result<()> {
-        self.driving(|| {
+        self.lock.driving(|| {
             loop {
                 let mut state = self.lock.lock();
                 state.turn(&self.clock)?;
@@ -135,17 +135,6 @@ impl PartialDriving {
                 self.wait(state)?;
             }
         })
-    }
-
-    /// Calls `wait`, in which the caller drives. Afterwards the thread drives again.
-    fn driving<T>(&self, wait: impl FnOnce() -> T) -> T {
-        let caller = self.lock.enter();
-        let result = wait();
-        drop(caller);
-        if !self.lock.has_callers() {
-            self.lock.end_rest();
-        }
-        result
     }
 
     fn next_driving(&self, output: &[View], can_wait: bool) -> Result<Option<RoundReport>> {

@@ -1,6 +1,7 @@
 //! [`Layout`]: where everything lies in the two windows of a parameter server.
 
 use super::options::{ServerOptions, is_float};
+use super::request::REQUEST_BYTES;
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
 use crate::limits::CACHE_LINE_BYTES;
@@ -25,6 +26,13 @@ pub fn parts_of(word: u64) -> (u32, u32) {
 /// In the words that count the pushes that have arrived in another shard: one push that is to be
 /// left out.
 pub const SKIPPED: u64 = 1 << 48;
+
+/// How the weights to begin with have come.
+pub const BY_INIT: u64 = 1;
+pub const BY_LOAD: u64 = 2;
+
+/// Bits of a count of shards.
+pub const READY_BITS: u32 = 16;
 
 /// See the module.
 #[derive(Debug)]
@@ -135,12 +143,21 @@ impl Layout {
         }
     }
 
-    /// Bytes of a shard's memory.
-    pub fn server_bytes(&self, shard: usize) -> usize {
+    fn after_weights(&self, shard: usize) -> usize {
         match self.pulls {
             DataType::F32 => self.weights(shard, 1) + self.room(shard, self.pulls),
             _ => self.first(shard) + self.room(shard, DataType::F32),
         }
+    }
+
+    /// Where a request of a worker lies in a shard's memory.
+    pub fn request(&self, shard: usize, worker: usize) -> usize {
+        self.after_weights(shard) + worker * REQUEST_BYTES
+    }
+
+    /// Bytes of a shard's memory.
+    pub fn server_bytes(&self, shard: usize) -> usize {
+        self.request(shard, self.workers.len())
     }
 
     /// The word of a shard with the number of a worker's pushes that have come, and the version
@@ -158,7 +175,8 @@ impl Layout {
         self.shards() * self.workers.len()
     }
 
-    /// The word of a shard with the weights to begin with: 1 when they are there.
+    /// The word of a shard that is not 0 when the weights to begin with are there: [`BY_INIT`] or
+    /// [`BY_LOAD`].
     pub fn begun(&self) -> usize {
         self.after_arrived()
     }
@@ -179,6 +197,11 @@ impl Layout {
         self.after_arrived() + 2 + self.workers.len() + worker
     }
 
+    /// The word of the first shard that counts the requests of a worker which all shards have.
+    pub fn asked(&self, worker: usize) -> usize {
+        self.after_arrived() + 2 + 2 * self.workers.len() + worker
+    }
+
     /// The words of a shard that peers change.
     pub fn server_words(&self) -> Range<usize> {
         0..self.order_start() + self.numbered_max()
@@ -190,19 +213,19 @@ impl Layout {
     }
 
     fn order_start(&self) -> usize {
-        self.after_arrived() + 2 + 2 * self.workers.len()
+        self.after_arrived() + 2 + 3 * self.workers.len()
     }
 
-    /// The word of a shard with the push of this number: the number and one more, and which push it
-    /// is.
+    /// The word of a shard with the entry of the order of this number: the number and one more, and
+    /// which entry it is.
     pub fn numbered_push(&self, number: u64) -> usize {
         self.order_start() + (number % self.numbered_max() as u64) as usize
     }
 
-    /// Pushes that a shard has not applied, and ends of rounds without a push: one for each worker
-    /// that goes.
+    /// Entries of the order that a shard has not come to: pushes, a request of each worker, and its
+    /// end with the round that it ends.
     pub fn numbered_max(&self) -> usize {
-        self.workers.len() * (self.slots + 1)
+        self.workers.len() * (self.slots + 3)
     }
 
     fn worker_start(&self) -> usize {
@@ -214,7 +237,8 @@ impl Layout {
         self.worker_start()
     }
 
-    /// The word of a worker that counts the shards that have the weights to begin with.
+    /// The word of a worker that counts the shards which have the weights to begin with; above
+    /// [`READY_BITS`], the sum of their versions.
     pub fn ready(&self) -> usize {
         self.worker_start() + 1
     }
@@ -224,15 +248,33 @@ impl Layout {
         self.worker_start() + 2
     }
 
+    /// The word of a worker with the number of its pushes that are in the weights to begin with,
+    /// and one more.
+    pub fn resumed(&self) -> usize {
+        self.worker_start() + 3
+    }
+
+    /// The word of a worker that is 1 when the others do not wait for it any more.
+    pub fn evicted(&self) -> usize {
+        self.worker_start() + 4
+    }
+
+    /// The word of a worker with a shard's answer: the number of its requests that are answered
+    /// times 256, and the code of the last [`Failure`](super::request::Failure) or 0; and the
+    /// version of which the answer speaks.
+    pub fn answered(&self, shard: usize) -> usize {
+        self.worker_start() + 5 + self.shards() + shard
+    }
+
     /// The word of a worker with the number of its pushes that a shard has applied, and the version
     /// of the weights after the last one.
     pub fn applied(&self, shard: usize) -> usize {
-        self.worker_start() + 3 + shard
+        self.worker_start() + 5 + shard
     }
 
     /// The words of a worker that peers change.
     pub fn worker_words(&self) -> Range<usize> {
-        self.worker_start()..self.worker_start() + 3 + self.shards()
+        self.worker_start()..self.answered(self.shards())
     }
 
     /// The words of a rank.

@@ -8,14 +8,19 @@
 //!
 //! `layout.rs` says where everything lies in the windows. `shard.rs` and `worker.rs` are what the
 //! two sides do, `weights.rs` is the memory of a shard and its updates, and `signals.rs` changes
-//! words of other ranks. A thread drives a shard, or the worker of its rank while that waits
-//! (`service.rs`).
+//! words of other ranks. `order.rs` writes the order down, `request.rs` what workers ask of all
+//! shards, and `checkpoint.rs` the files. A thread drives a shard, or the worker of its rank while
+//! that waits (`service.rs`).
 //!
 //! Read first: [`ParameterServer::new`], then `shard.rs`.
 
+mod calls;
+mod checkpoint;
 mod layout;
 mod options;
+mod order;
 mod report;
+mod request;
 mod service;
 mod shard;
 mod shared;
@@ -23,6 +28,8 @@ mod signals;
 mod weights;
 mod worker;
 
+#[cfg(test)]
+mod request_tests;
 #[cfg(test)]
 mod sim_tests;
 #[cfg(test)]
@@ -32,26 +39,29 @@ pub use options::{NonFinitePush, ServerOptions};
 pub use report::{Decisions, ServerReport};
 pub use worker::Answer;
 
+use self::calls::{Calls, PATIENCE, gathered};
+use self::checkpoint::text_of;
+use self::options::check_rate;
+use self::request::Request;
+use self::weights::UpdateFn;
 use super::driving::Manner;
 use super::{Buffer, Communicator};
-use crate::engine::Engine;
+use crate::bootstrap::note;
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
-use crate::kernel;
-use crate::memory::{Access, Element};
-use crate::time::Time;
+use crate::memory::Element;
+use crate::optimizer::Optimizer;
+use crate::staleness::Staleness;
 use crate::types::{DataType, Rank};
 use crate::wait::BackgroundThread;
 use layout::Layout;
 use service::Service;
 use shard::Shard;
 use shared::Shared;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use worker::Worker;
-
-/// Longest sleep of a worker that waits. It bounds how late it notices a failure.
-const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The weights of a model on some ranks, for workers that push gradients and pull weights. See
 /// [`ParameterServer::new`].
@@ -60,10 +70,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// a push that some shards have not got whole is not applied anywhere, and no other worker waits
 /// for it any more. The failure of a server is an error on all ranks.
 pub struct ParameterServer {
-    tensors: Vec<TensorSpec>,
-    worker: Option<Mutex<Worker>>,
-    service: Option<BackgroundThread<Service>>,
-    shared: Arc<Shared>,
+    calls: Calls,
 }
 
 impl ParameterServer {
@@ -120,8 +127,64 @@ impl ParameterServer {
         tensors: Vec<TensorSpec>,
         options: ServerOptions,
     ) -> Result<ParameterServer> {
+        ParameterServer::open(comm, tensors, options, None)
+    }
+
+    /// As [`ParameterServer::new`], with a function that changes the weights in place of an
+    /// optimizer. A server calls it for each update with all parts of its shard: which elements of
+    /// all tensors these are, their gradient (with bulk synchronous workers the mean), and the
+    /// weights, which it changes. What else it needs to know, it keeps; a checkpoint has the
+    /// weights only. Ranks that do not serve never call it.
+    ///
+    /// ```
+    /// use linerate::options::ServerOptions;
+    /// use linerate::{Buffer, Communicator, Config, DataType, ParameterServer, TensorSpec};
+    /// let job = format!("sign-{}", std::process::id());
+    /// let comm = Communicator::join(0, 1, &job, Config::default())?;
+    /// let tensor = TensorSpec { name: "weights".into(), count: 3, dtype: DataType::F32 };
+    /// let server = ParameterServer::with_update(
+    ///     &comm,
+    ///     vec![tensor],
+    ///     ServerOptions::default(),
+    ///     |_range, gradient, weights| {
+    ///         for (weight, gradient) in weights.iter_mut().zip(gradient) {
+    ///             *weight -= 0.5 * gradient.signum();
+    ///         }
+    ///     },
+    /// )?;
+    /// let weights = [Buffer::from_vec(vec![1f32; 3])];
+    /// server.init(&weights)?;
+    /// server.step(&[Buffer::from_vec(vec![9f32, -4.0, 0.1])], &weights)?;
+    /// assert_eq!(weights[0].to_vec()?, [0.5, 1.5, 0.5]);
+    /// server.finish()?;
+    /// # Ok::<(), linerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`ParameterServer::new`].
+    pub fn with_update(
+        comm: &Communicator,
+        tensors: Vec<TensorSpec>,
+        options: ServerOptions,
+        update: impl FnMut(Range<usize>, &[f32], &mut [f32]) + Send + 'static,
+    ) -> Result<ParameterServer> {
+        ParameterServer::open(comm, tensors, options, Some(Box::new(update)))
+    }
+
+    fn open(
+        comm: &Communicator,
+        tensors: Vec<TensorSpec>,
+        options: ServerOptions,
+        function: Option<UpdateFn>,
+    ) -> Result<ParameterServer> {
         let comm = comm.duplicate_apart()?;
-        let own = format!("{tensors:?} {options:?}");
+        let has_function = function.is_some();
+        let rule = if has_function {
+            "a function"
+        } else {
+            "an optimizer"
+        };
+        let own = format!("{tensors:?} {options:?} and {rule}");
         for (rank, theirs) in (0..).zip(comm.gather_blobs(own.as_bytes())?) {
             if theirs != own.as_bytes() {
                 return Err(Error::invalid(format!(
@@ -131,7 +194,14 @@ impl ParameterServer {
                 )));
             }
         }
-        let (shared, shard, worker) = open(comm, &tensors, options)?;
+        let mode = options.staleness;
+        let (shared, shard, worker) = open(comm, &tensors, options, function)?;
+        if matches!(mode, Staleness::Dssp { .. }) && mode.drift_max().is_none() && shared.is_first()
+        {
+            note(&format!(
+                "{mode:?} does not bound how far a worker runs ahead; Release::Strict does"
+            ));
+        }
         let driving = shared.comm.driving()?;
         while !shared.is_ready()? {
             driving.attend((PATIENCE, Manner::Brief), || false, |_| false);
@@ -141,12 +211,14 @@ impl ParameterServer {
             let service = Arc::new(Service::new(shared.clone(), shard));
             BackgroundThread::start(service, process, "linerate-shard")
         });
-        Ok(ParameterServer {
+        let calls = Calls {
             tensors,
+            has_function,
             worker: worker.map(Mutex::new),
             service: service.transpose()?,
             shared,
-        })
+        };
+        Ok(ParameterServer { calls })
     }
 
     /// Gives the weights to begin with, one buffer for each tensor. Every worker calls it, once,
@@ -157,22 +229,81 @@ impl ParameterServer {
     /// [`Error::InvalidArgument`]: this rank is no worker, has called it before, or the buffers are
     /// not as long as the tensors; any failure of a rank.
     pub fn init(&self, weights: &[Buffer<f32>]) -> Result<()> {
-        let mut worker = self.worker("init")?;
-        if worker.has_begun {
-            return Err(Error::invalid(
-                "a parameter server has weights already: init is called once",
-            ));
-        }
-        self.check(weights, DataType::F32, "init")?;
-        worker.has_begun = true;
+        let mut worker = self.calls.new_worker("init")?;
+        self.calls.check(weights, DataType::F32, "init")?;
         if worker.number == 0 {
-            let bytes = self.shared.layout.total() * size_of::<f32>();
-            let bytes = gathered(weights, || self.shared.comm.alloc::<u8>(bytes))?;
+            let bytes = self.calls.shared.layout.total() * size_of::<f32>();
+            let bytes = gathered(weights, || self.calls.shared.comm.alloc::<u8>(bytes))?;
             worker.start_init(&bytes)?;
         }
-        self.wait(&mut worker, "init", |worker| {
+        self.calls.wait(&mut worker, "init", |worker| {
             worker.is_ready() && worker.is_pushed()
-        })
+        })?;
+        worker.begin();
+        Ok(())
+    }
+
+    /// Begins with the newest checkpoint of a folder, with its optimizer and the version of its
+    /// weights, in place of [`init`](ParameterServer::init): every worker calls it, and the folder
+    /// of the first one counts. Other shards may have written it, and more or fewer workers. If it
+    /// fails on the first worker, that one may call `init`, and the others wait for it.
+    ///
+    /// Gives the version, and how many pushes of this worker the weights have; 0 if the checkpoint
+    /// has no such worker.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: there is no whole checkpoint, it is of other tensors, or a
+    /// server cannot read it; the text names the server and says why. As of
+    /// [`init`](ParameterServer::init).
+    pub fn load(&self, folder: impl AsRef<Path>) -> Result<(u64, u64)> {
+        let mut worker = self.calls.new_worker("load")?;
+        if worker.number == 0 {
+            let folder = folder.as_ref();
+            let request = Request::folder(Request::Load, folder)?;
+            self.calls
+                .ask(&mut worker, &request, &format!("load {}", folder.display()))?;
+            worker.start_loaded()?;
+        }
+        self.calls.wait(&mut worker, "load", |worker| {
+            worker.is_ready() && worker.is_idle()
+        })?;
+        Ok(worker.begin())
+    }
+
+    /// Has all shards write a checkpoint of one version into a folder, which all servers reach by
+    /// this name. Gives the version. One worker calls it; the others go on meanwhile, as far as
+    /// shards that write let them. Files of earlier checkpoints stay, and a file is there whole or
+    /// not at all. A round of bulk synchronous workers that is not over is not in it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a server cannot write; the text names it and says why. As of
+    /// [`push`](ParameterServer::push).
+    pub fn save(&self, folder: impl AsRef<Path>) -> Result<u64> {
+        let folder = folder.as_ref();
+        let mut worker = self.calls.ready_worker("save")?;
+        let request = Request::folder(Request::Save, folder)?;
+        self.calls
+            .ask(&mut worker, &request, &format!("save {}", folder.display()))
+    }
+
+    /// Has all shards update with this optimizer and learning rate from version `from` on, or from
+    /// the next one if that is there already. Gives the version. One worker calls it. Another kind
+    /// of optimizer begins with its first step; otherwise its state stays.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a number is out of its range, or a function updates the weights;
+    /// as of [`push`](ParameterServer::push).
+    pub fn set_optimizer(&self, optimizer: Optimizer, rate: f32, from: u64) -> Result<u64> {
+        optimizer.check()?;
+        check_rate(rate)?;
+        if self.calls.has_function {
+            return Err(Error::invalid(
+                "set_optimizer of a parameter server whose weights a function updates: the function knows its rate",
+            ));
+        }
+        let mut worker = self.calls.ready_worker("set_optimizer")?;
+        let request = Request::SetOptimizer(optimizer, rate, from);
+        self.calls.ask(&mut worker, &request, "set_optimizer")
     }
 
     /// Pushes a gradient, one buffer for each tensor, and returns when they may be changed. Waits
@@ -182,8 +313,8 @@ impl ParameterServer {
     /// [`Error::InvalidArgument`]: this rank is no worker, there are no weights yet, or the buffers
     /// are not of the type and lengths of the gradients; [`Error::InUse`]; any failure of a rank.
     pub fn push<G: Element>(&self, gradients: &[Buffer<G>]) -> Result<()> {
-        let mut worker = self.ready_worker("push")?;
-        self.push_by(&mut worker, gradients)
+        let mut worker = self.calls.ready_worker("push")?;
+        self.calls.push_by(&mut worker, gradients)
     }
 
     /// Waits until this worker may go on after its last push, as the mode says, and gives what the
@@ -193,8 +324,9 @@ impl ParameterServer {
     /// [`Error::Timeout`], which names the worker that is the slowest; as of
     /// [`push`](ParameterServer::push).
     pub fn wait_ok(&self) -> Result<Answer> {
-        let mut worker = self.ready_worker("a wait for an OK")?;
-        self.wait(&mut worker, "a wait for an OK", Worker::is_ok)?;
+        let mut worker = self.calls.ready_worker("a wait for an OK")?;
+        self.calls
+            .wait(&mut worker, "a wait for an OK", Worker::is_ok)?;
         Ok(worker.answer())
     }
 
@@ -205,8 +337,22 @@ impl ParameterServer {
     /// # Errors
     /// As of [`push`](ParameterServer::push).
     pub fn pull<W: Element>(&self, weights: &[Buffer<W>]) -> Result<Vec<u64>> {
-        let mut worker = self.ready_worker("pull")?;
-        self.pull_by(&mut worker, weights)
+        let mut worker = self.calls.ready_worker("pull")?;
+        self.calls.pull_by(&mut worker, weights)
+    }
+
+    /// Pushes a gradient and pulls the weights, which have it. The wait for its OK is left to the
+    /// next push. Errors: as of [`push`](ParameterServer::push).
+    pub fn push_pull<G: Element, W: Element>(
+        &self,
+        gradients: &[Buffer<G>],
+        weights: &[Buffer<W>],
+    ) -> Result<Vec<u64>> {
+        let mut worker = self.calls.ready_worker("push_pull")?;
+        self.calls
+            .check(weights, self.calls.shared.layout.pulls, "push_pull")?;
+        self.calls.push_by(&mut worker, gradients)?;
+        self.calls.pull_by(&mut worker, weights)
     }
 
     /// Pushes a gradient, waits for its OK and pulls the weights. Errors: as of
@@ -216,203 +362,63 @@ impl ParameterServer {
         gradients: &[Buffer<G>],
         weights: &[Buffer<W>],
     ) -> Result<Vec<u64>> {
-        let mut worker = self.ready_worker("step")?;
-        self.check(weights, self.shared.layout.pulls, "step")?;
-        self.push_by(&mut worker, gradients)?;
-        self.wait(&mut worker, "a wait for an OK", Worker::is_ok)?;
-        self.pull_by(&mut worker, weights)
+        let mut worker = self.calls.ready_worker("step")?;
+        self.calls
+            .check(weights, self.calls.shared.layout.pulls, "step")?;
+        self.calls.push_by(&mut worker, gradients)?;
+        self.calls
+            .wait(&mut worker, "a wait for an OK", Worker::is_ok)?;
+        self.calls.pull_by(&mut worker, weights)
     }
 
-    /// Ends this rank's part. A worker waits until its pushes are in the weights, and no other
-    /// worker waits for it from then on. A server waits until all workers have finished or are
-    /// gone, however long they train; the report of its shard is given.
+    /// What the shard of this rank has done so far; `None`: it has none.
+    pub fn report(&self) -> Result<Option<ServerReport>> {
+        let service = self.calls.service.as_ref();
+        service
+            .map(|service| Ok(service.get()?.report()))
+            .transpose()
+    }
+
+    /// Ends this rank's part as a worker: waits until its pushes are in the weights. No other
+    /// worker waits for it from then on. A rank that also serves goes on with that.
     ///
     /// # Errors
-    /// [`Error::PeerFailed`] or [`Error::Left`]: a server has ended early.
+    /// [`Error::InvalidArgument`]: this rank is no worker; as of
+    /// [`push`](ParameterServer::push).
+    pub fn detach(&self) -> Result<()> {
+        let mut worker = self.calls.worker("detach")?;
+        self.calls.detach_by(&mut worker)
+    }
+
+    /// Ends this rank's part. A worker detaches ([`detach`](ParameterServer::detach)). A server
+    /// waits until all workers have finished or are gone, however long they train; the report of
+    /// its shard is given.
+    ///
+    /// # Errors
+    /// [`Error::PeerFailed`] or [`Error::Left`]: a server has ended early. [`Error::Timeout`]: this
+    /// worker was evicted.
     pub fn finish(self) -> Result<Option<ServerReport>> {
-        if let Some(worker) = &self.worker {
+        let mut evicted = Ok(());
+        if let Some(worker) = &self.calls.worker {
             let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
-            self.wait(&mut worker, "finish", |worker| {
-                worker.is_pushed() && worker.is_applied()
-            })?;
-            worker.start_finish()?;
-            self.wait(&mut worker, "finish", Worker::is_idle)?;
+            evicted = worker.check_evicted();
+            if evicted.is_ok() {
+                self.calls.detach_by(&mut worker)?;
+            }
         }
-        let report = match &self.service {
+        let report = match &self.calls.service {
             Some(service) => Some(service.get()?.wait_for_end()?),
             None => None,
         };
-        Ok(report)
-    }
-
-    fn push_by<G: Element>(&self, worker: &mut Worker, gradients: &[Buffer<G>]) -> Result<()> {
-        let dtype = self.shared.layout.gradients;
-        self.check(gradients, dtype, "push")?;
-        self.wait(worker, "a wait for an OK", Worker::is_ok)?;
-        let bytes = gathered(gradients, || worker.packed(0, dtype))?;
-        worker.start_push(bytes);
-        self.wait(worker, "push", Worker::is_pushed)
-    }
-
-    fn pull_by<W: Element>(&self, worker: &mut Worker, weights: &[Buffer<W>]) -> Result<Vec<u64>> {
-        let dtype = self.shared.layout.pulls;
-        self.check(weights, dtype, "pull")?;
-        let target = match weights {
-            [only] => only.cast::<u8>()?,
-            _ => worker.packed(1, dtype)?,
-        };
-        worker.start_pull(target.clone());
-        self.wait(worker, "pull", Worker::is_pulled)?;
-        if weights.len() > 1 {
-            let mut start = 0;
-            for tensor in weights {
-                let raw = tensor.raw();
-                let _held = raw.borrow_all(Access::Exclusive, "pull")?;
-                let part = target.range(start..start + raw.len_bytes());
-                kernel::copy(part.raw().view(), raw.view());
-                start += raw.len_bytes();
-            }
-        }
-        Ok(worker.take_pulled())
-    }
-
-    fn worker(&self, what: &str) -> Result<MutexGuard<'_, Worker>> {
-        self.shared.comm.driving()?;
-        let worker = self.worker.as_ref().ok_or_else(|| {
-            Error::invalid(format!(
-                "{what} of rank {}, which is no worker of the parameter server: its workers are ranks {:?}",
-                self.shared.comm.rank(),
-                self.shared.layout.workers
-            ))
-        })?;
-        Ok(worker.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn ready_worker(&self, what: &str) -> Result<MutexGuard<'_, Worker>> {
-        let worker = self.worker(what)?;
-        match worker.has_begun {
-            true => Ok(worker),
-            false => Err(Error::invalid(format!(
-                "{what} before the parameter server has weights: call init first, on every worker"
-            ))),
-        }
-    }
-
-    fn check<T: Element>(&self, tensors: &[Buffer<T>], dtype: DataType, what: &str) -> Result<()> {
-        if T::DTYPE != dtype {
-            return Err(Error::invalid(format!(
-                "{what} with buffers of {}: this parameter server has {dtype}",
-                T::DTYPE
-            )));
-        }
-        let total = self.shared.layout.total();
-        if matches!(tensors, [only] if only.len() == total) {
-            return Ok(());
-        }
-        if tensors.len() != self.tensors.len() {
-            return Err(Error::invalid(format!(
-                "{what} with {} buffers for {} tensors: one for each, or one of {total} elements for all",
-                tensors.len(),
-                self.tensors.len()
-            )));
-        }
-        let mut lengths = tensors.iter().map(Buffer::len).zip(&self.tensors);
-        match lengths.find(|(len, tensor)| *len as u64 != tensor.count) {
-            Some((len, tensor)) => Err(Error::invalid(format!(
-                "{what} with a buffer of {len} elements for tensor '{}', which has {}",
-                tensor.name, tensor.count
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    /// Does what can be done until `is_done`.
-    fn wait(
-        &self,
-        worker: &mut Worker,
-        what: &str,
-        is_done: impl Fn(&Worker) -> bool,
-    ) -> Result<()> {
-        match &self.service {
-            Some(service) => {
-                let service = service.get()?;
-                service.driving(|| self.wait_driving(worker, what, is_done, Some(service)))
-            }
-            None => self.wait_driving(worker, what, is_done, None),
-        }
-    }
-
-    /// As [`ParameterServer::wait`]; drives this rank's shard too, so that its thread need not
-    /// wake.
-    fn wait_driving(
-        &self,
-        worker: &mut Worker,
-        what: &str,
-        is_done: impl Fn(&Worker) -> bool,
-        service: Option<&Service>,
-    ) -> Result<()> {
-        let comm = &self.shared.comm;
-        let (driving, clock) = (comm.driving()?, &comm.inner.clock);
-        let begun = clock.now();
-        let timeout = driving.engine().config().timeout;
-        loop {
-            driving.engine().check()?;
-            if let Some(Err(Err(error))) = service.map(Service::turn) {
-                return Err(error);
-            }
-            worker.turn()?;
-            if is_done(worker) {
-                return Ok(());
-            }
-            let now = clock.now();
-            if now.since(begun) > timeout
-                && let Some(error) = self.give_up(worker, what, (begun, now))
-            {
-                return Err(error);
-            }
-            let has_news = |engine: &Engine| {
-                let of_service = || service.is_some_and(|service| service.has_news(engine));
-                engine.failure().is_some() || worker.has_news(engine) || of_service()
-            };
-            driving.attend((PATIENCE, Manner::Brief), || false, has_news);
-        }
-    }
-
-    /// Asks the other ranks what they do, because a wait has taken too long, and then ends the
-    /// parameter server on all ranks with the error. `None`: go on waiting.
-    fn give_up(&self, worker: &Worker, what: &str, (begun, now): (Time, Time)) -> Option<Error> {
-        let (comm, layout) = (&self.shared.comm, &self.shared.layout);
-        let slowest = worker.answer().slowest.filter(|_| !worker.is_ok());
-        let (awaited, known) = match slowest {
-            Some(slowest) => (
-                vec![layout.workers[slowest as usize]],
-                format!("worker {slowest} has the fewest pushes"),
-            ),
-            None => (layout.servers.clone(), "a shard has not answered".into()),
-        };
-        let driving = comm.driving().ok()?;
-        let mut engine = driving.engine();
-        let (missing, said) = engine.inquire(begun, &awaited, now)?;
-        engine.fail_with(Error::Timeout {
-            rank: comm.rank(),
-            operation: format!(
-                "{what} of worker {} after push {}",
-                worker.number, worker.clock
-            ),
-            waited: now.since(begun),
-            missing,
-            detail: format!("{known}; {said}"),
-        });
-        // A peer may have told its error earlier. The first error is the one to report.
-        engine.failure().cloned()
+        evicted.map(|()| report)
     }
 }
 
 impl std::fmt::Debug for ParameterServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ParameterServer")
-            .field("servers", &self.shared.layout.servers)
-            .field("workers", &self.shared.layout.workers)
+            .field("servers", &self.calls.shared.layout.servers)
+            .field("workers", &self.calls.shared.layout.workers)
             .finish_non_exhaustive()
     }
 }
@@ -422,6 +428,7 @@ fn open(
     comm: Communicator,
     tensors: &[TensorSpec],
     options: ServerOptions,
+    function: Option<UpdateFn>,
 ) -> Result<(Arc<Shared>, Option<Shard>, Option<Worker>)> {
     let layout = Layout::new(tensors, &options, comm.ranks())?;
     comm.driving()?.engine().tolerate_failures();
@@ -433,29 +440,12 @@ fn open(
     let shared = Arc::new(Shared {
         comm,
         layout,
+        tensors: text_of(tensors),
         data,
         words,
     });
-    let shard = server.map(|shard| Shard::new(shared.clone(), shard, options));
-    let worker = worker.map(|number| Worker::new(shared.clone(), number));
+    let evict_after = options.evict_after;
+    let shard = server.map(|shard| Shard::new(shared.clone(), shard, options, function));
+    let worker = worker.map(|number| Worker::new(shared.clone(), number, evict_after));
     Ok((shared, shard.transpose()?, worker.transpose()?))
-}
-
-/// The bytes of all tensors, one after another: those of the only buffer, or copies in `room`.
-fn gathered<T: Element>(
-    tensors: &[Buffer<T>],
-    room: impl FnOnce() -> Result<Buffer<u8>>,
-) -> Result<Buffer<u8>> {
-    if let [only] = tensors {
-        return only.cast::<u8>();
-    }
-    let (room, mut start) = (room()?, 0);
-    for tensor in tensors {
-        let raw = tensor.raw();
-        let _held = raw.borrow_all(Access::Shared, "push")?;
-        let part = room.range(start..start + raw.len_bytes());
-        kernel::copy(raw.view(), part.raw().view());
-        start += raw.len_bytes();
-    }
-    Ok(room)
 }

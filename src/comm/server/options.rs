@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::staleness::Staleness;
 use crate::types::{DataType, Rank};
+use std::time::Duration;
 
 /// The most pushes of a worker that a shard holds and has not applied.
 const SLOTS_MAX: u32 = 64;
@@ -40,6 +41,11 @@ pub struct ServerOptions {
     pub slots: u32,
     /// What becomes of a push with a NaN or an infinity.
     pub nonfinite: NonFinitePush,
+    /// A worker that others have waited for, and that has not pushed, for longer than this is taken
+    /// out: the others go on without it, and its calls fail. `None`: they wait until the timeout of
+    /// the communicator, which ends the job with an error that names it. To be of use it is shorter
+    /// than that.
+    pub evict_after: Option<Duration>,
 }
 
 impl Default for ServerOptions {
@@ -53,6 +59,7 @@ impl Default for ServerOptions {
             pulls: DataType::F32,
             slots: 2,
             nonfinite: NonFinitePush::Accept,
+            evict_after: None,
         }
     }
 }
@@ -60,6 +67,15 @@ impl Default for ServerOptions {
 /// Whether gradients and pulled weights may be of this type.
 pub(super) fn is_float(dtype: DataType) -> bool {
     [DataType::F32, DataType::F16, DataType::Bf16].contains(&dtype)
+}
+
+pub(super) fn check_rate(rate: f32) -> Result<()> {
+    match rate.is_finite() && rate >= 0.0 {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "a learning rate of {rate}: finite, and not below 0"
+        ))),
+    }
 }
 
 impl ServerOptions {
@@ -73,17 +89,17 @@ impl ServerOptions {
                 self.pulls
             )));
         }
-        if !self.rate.is_finite() || self.rate < 0.0 {
-            return Err(Error::invalid(format!(
-                "ServerOptions: a learning rate of {}: finite, and not below 0",
-                self.rate
-            )));
-        }
+        check_rate(self.rate)?;
         if !(1..=SLOTS_MAX).contains(&self.slots) {
             return Err(Error::invalid(format!(
                 "ServerOptions: {} slots: 1 to {SLOTS_MAX}",
                 self.slots
             )));
+        }
+        if self.evict_after == Some(Duration::ZERO) {
+            return Err(Error::invalid(
+                "ServerOptions: evict_after is 0: nobody pushes as fast as that",
+            ));
         }
         for (what, named) in [("servers", &self.servers), ("workers", &self.workers)] {
             let twice = |at: usize| named[..at].contains(&named[at]);

@@ -1,6 +1,7 @@
 //! [`ServerReport`]: what a shard has counted.
 
-use crate::staleness::{Decision, Reason};
+use crate::staleness::{Decision, Reason, Staleness};
+use crate::types::Rank;
 
 /// Versions of a staleness that is counted by itself; greater ones are counted together.
 const STALENESS_MAX: usize = 64;
@@ -17,6 +18,13 @@ pub struct ServerReport {
     pub staleness: Vec<u64>,
     /// Pushes that were left out ([`NonFinitePush::Skip`](super::NonFinitePush::Skip)).
     pub skipped: u64,
+    /// By worker: pushes that were taken or left out, those of the checkpoint to begin with
+    /// included.
+    pub pushes: Vec<u64>,
+    /// Workers that ended before they finished, or were evicted, by rank.
+    pub lost: Vec<Rank>,
+    /// How far workers may run ahead. [`Staleness::drift_max`] says whether anything bounds that.
+    pub staleness_mode: Staleness,
     /// Of the first shard: the greatest drift after a push.
     pub drift_max: u64,
     /// Of the first shard: decisions by reason.
@@ -37,16 +45,30 @@ pub struct Decisions {
 }
 
 /// Counts for a report.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Counts {
+    mode: Staleness,
     staleness: Vec<u64>,
     /// Pushes that were left out.
     pub skipped: u64,
+    /// Workers that ended before they finished, or were evicted.
+    pub lost: Vec<Rank>,
     drift_max: u64,
     decisions: Decisions,
 }
 
 impl Counts {
+    pub fn new(mode: Staleness) -> Counts {
+        Counts {
+            mode,
+            staleness: Vec::new(),
+            skipped: 0,
+            lost: Vec::new(),
+            drift_max: 0,
+            decisions: Decisions::default(),
+        }
+    }
+
     pub fn note_decision(&mut self, decision: &Decision) {
         self.drift_max = self.drift_max.max(decision.drift);
         let count = match decision.reason {
@@ -77,6 +99,9 @@ impl Counts {
             version,
             staleness: self.staleness.clone(),
             skipped: self.skipped,
+            pushes: Vec::new(),
+            lost: self.lost.clone(),
+            staleness_mode: self.mode,
             drift_max: self.drift_max,
             decisions: self.decisions,
         }

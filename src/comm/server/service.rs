@@ -23,7 +23,7 @@ pub struct Service {
 
 struct State {
     shard: Shard,
-    end: Option<Result<ServerReport>>,
+    end: Option<Result<()>>,
 }
 
 impl Service {
@@ -38,31 +38,26 @@ impl Service {
     /// Calls `wait`, in which the caller drives the shard ([`Service::turn`]). Afterwards the
     /// thread does again.
     pub fn driving<T>(&self, wait: impl FnOnce() -> T) -> T {
-        let caller = self.lock.enter();
-        let result = wait();
-        drop(caller);
-        if !self.lock.has_callers() {
-            self.lock.end_rest();
-        }
-        result
+        self.lock.driving(wait)
     }
 
-    /// Does what the shard can do now; gives how long it may be left alone, or its end.
-    pub fn turn(&self) -> std::result::Result<Duration, Result<ServerReport>> {
+    /// Does what the shard can do now; gives how long it may be left alone. `None`: it has nothing
+    /// more to do.
+    pub fn turn(&self) -> Result<Option<Duration>> {
         let mut state = self.lock.lock();
         let state = &mut *state;
         if state.end.is_none() {
             let turned = self.check().and_then(|()| state.shard.turn());
             state.end = match turned {
                 Ok(false) => None,
-                Ok(true) => Some(Ok(state.shard.report())),
+                Ok(true) => Some(Ok(())),
                 Err(error) => Some(Err(self.fail(error))),
             };
         }
         match &state.end {
-            Some(end) => Err(end.clone()),
-            None if state.shard.is_ending() => Ok(ENDING),
-            None => Ok(IDLE),
+            Some(end) => end.clone().map(|()| None),
+            None if state.shard.is_ending() => Ok(Some(ENDING)),
+            None => Ok(Some(IDLE)),
         }
     }
 
@@ -73,6 +68,11 @@ impl Service {
         state.is_some_and(|state| state.end.is_none() && state.shard.has_news(engine))
     }
 
+    /// What the shard has done so far.
+    pub fn report(&self) -> ServerReport {
+        self.lock.lock().shard.report()
+    }
+
     /// Waits until the shard has nothing more to do.
     ///
     /// # Errors
@@ -80,9 +80,9 @@ impl Service {
     pub fn wait_for_end(&self) -> Result<ServerReport> {
         self.driving(|| {
             loop {
-                match self.turn() {
-                    Err(end) => return end,
-                    Ok(limit) => self.attend(limit, || false)?,
+                match self.turn()? {
+                    None => return Ok(self.report()),
+                    Some(limit) => self.attend(limit, || false)?,
                 }
             }
         })
@@ -128,7 +128,7 @@ impl Background for Service {
             if self.lock.rest_while(may_rest) {
                 continue;
             }
-            let Ok(limit) = self.turn() else {
+            let Ok(Some(limit)) = self.turn() else {
                 continue;
             };
             let is_given_up = || self.lock.is_stopped() || self.lock.has_callers();

@@ -3,68 +3,48 @@
 //! Nothing here waits: [`Shard::turn`] does what can be done now. The first shard also has the
 //! [`Ledger`]: the others tell it what has come, and it tells them the order.
 
-use super::layout::{SKIPPED, parts_of, word_of};
+use super::checkpoint::{self, Checkpoint, Rule};
+use super::layout::{BY_LOAD, READY_BITS, SKIPPED, parts_of, word_of};
 use super::options::{NonFinitePush, ServerOptions};
+use super::order::{entry_of, value_of};
 use super::report::{Counts, ServerReport};
+use super::request::{Failure, REQUEST_BYTES, Request};
 use super::shared::Shared;
 use super::signals::Signals;
-use super::weights::Weights;
+use super::weights::{UpdateFn, Weights};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::View;
-use crate::staleness::{Ledger, Numbered};
+use crate::staleness::{Entry, Ledger};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Bits of a push in the order of pushes: the weights are updated after it, it is none, and it is
-/// left out. The bits below are the number of the worker.
-const IS_LAST: u32 = 1 << 29;
-const IS_EMPTY: u32 = 1 << 30;
-const IS_SKIPPED: u32 = 1 << 31;
 
 /// What a shard knows of a worker.
 #[derive(Clone, Default)]
 struct Pushes {
-    /// How many have come, and how many have been applied.
+    /// How many have come, how many have been applied, and how many were in the weights to begin
+    /// with.
     come: u64,
     done: u64,
+    before: u64,
     /// The versions that those which are not applied were computed from.
     pulled: VecDeque<u32>,
     /// It pushes no more.
     is_finished: bool,
+    /// Its requests that the first shard has put in order, and its word of the last answer.
+    asked: u64,
+    answered: u64,
     /// Its words, as this shard has made them: what is applied, its OKs, and whom it waits for.
     applied: u64,
     oks: u64,
     slowest: u64,
 }
 
-/// A push in the order of all, as a number.
-fn value_of(numbered: Numbered) -> u32 {
-    numbered.worker.unwrap_or(0)
-        | if numbered.worker.is_none() {
-            IS_EMPTY
-        } else {
-            0
-        }
-        | if numbered.is_last { IS_LAST } else { 0 }
-        | if numbered.is_skipped { IS_SKIPPED } else { 0 }
-}
-
-/// The push that a number stands for.
-fn numbered_of(value: u32) -> Numbered {
-    Numbered {
-        worker: (value & IS_EMPTY == 0).then_some(value & (IS_LAST - 1)),
-        is_last: value & IS_LAST != 0,
-        is_skipped: value & IS_SKIPPED != 0,
-    }
-}
-
 /// See the module.
 pub struct Shard {
     shared: Arc<Shared>,
     index: usize,
-    nonfinite: NonFinitePush,
+    options: ServerOptions,
     weights: Weights,
     /// Of the first shard.
     ledger: Option<Ledger>,
@@ -73,14 +53,16 @@ pub struct Shard {
     /// Of the first shard, by shard and worker: pushes of which that shard has said that they are
     /// left out.
     skipped: Vec<u64>,
-    /// Pushes in order that are not applied yet, and how many have been numbered.
-    queue: VecDeque<Numbered>,
+    /// Entries of the order that are not done yet, and how many there have been.
+    queue: VecDeque<Entry>,
     numbered: u64,
     /// The words of the order in the other shards, as the first one has made them.
     order: Vec<u64>,
     /// Workers and pushes of the next update.
     open: Vec<(usize, View)>,
     has_begun: bool,
+    /// What the first worker has asked to begin with.
+    loaded: Option<Checkpoint>,
     /// The first shard has told the others that it numbers no more.
     has_told_end: bool,
     counts: Counts,
@@ -88,6 +70,9 @@ pub struct Shard {
     seen: (Vec<u64>, u32),
     #[cfg(test)]
     pub mutant: Mutant,
+    /// All entries of the order that were done.
+    #[cfg(test)]
+    pub log: Vec<Entry>,
 }
 
 /// What a broken implementation would do. Each must be found.
@@ -103,7 +88,12 @@ pub enum Mutant {
 }
 
 impl Shard {
-    pub fn new(shared: Arc<Shared>, index: usize, options: ServerOptions) -> Result<Shard> {
+    pub fn new(
+        shared: Arc<Shared>,
+        index: usize,
+        options: ServerOptions,
+        function: Option<UpdateFn>,
+    ) -> Result<Shard> {
         let layout = &shared.layout;
         let (workers, shards) = (layout.workers.len(), layout.shards());
         let ledger = match index {
@@ -115,7 +105,6 @@ impl Shard {
             _ => None,
         };
         Ok(Shard {
-            nonfinite: options.nonfinite,
             ledger,
             signals: Signals::new(),
             workers: vec![Pushes::default(); workers],
@@ -125,12 +114,19 @@ impl Shard {
             order: vec![0; layout.numbered_max()],
             open: Vec::new(),
             has_begun: false,
+            loaded: None,
             has_told_end: false,
-            counts: Counts::default(),
+            counts: Counts::new(options.staleness),
             seen: (Vec::new(), 0),
             #[cfg(test)]
             mutant: Mutant::None,
-            weights: Weights::new(shared.clone(), index, options)?,
+            #[cfg(test)]
+            log: Vec::new(),
+            weights: {
+                let (optimizer, rate) = (options.optimizer, options.rate);
+                Weights::new(shared.clone(), index, Rule { optimizer, rate }, function)?
+            },
+            options,
             index,
             shared,
         })
@@ -144,8 +140,8 @@ impl Shard {
         self.begin()?;
         self.note_pushes()?;
         self.note_ends()?;
-        self.order_pushes()?;
-        self.apply()?;
+        self.make_order()?;
+        self.follow_order()?;
         self.tell_end()?;
         let layout = &self.shared.layout;
         self.signals.collect(&self.shared.comm, &layout.servers)?;
@@ -173,8 +169,24 @@ impl Shard {
         self.workers.iter().map(|pushes| pushes.done).collect()
     }
 
+    /// The weights.
+    #[cfg(test)]
+    pub fn weights(&self) -> Vec<f32> {
+        self.weights.to_vec()
+    }
+
     pub fn report(&self) -> ServerReport {
-        self.counts.report(self.index, self.weights.version())
+        let report = self.counts.report(self.index, self.weights.version());
+        ServerReport {
+            pushes: self.pushes(),
+            ..report
+        }
+    }
+
+    /// By worker: pushes that were taken, also before the weights to begin with.
+    fn pushes(&self) -> Vec<u64> {
+        let all = self.workers.iter();
+        all.map(|pushes| pushes.before + pushes.done).collect()
     }
 
     fn word(&self, at: usize) -> u64 {
@@ -183,15 +195,29 @@ impl Shard {
 
     /// Takes the weights to begin with.
     fn begin(&mut self) -> Result<()> {
-        let (shared, layout) = (&self.shared, &self.shared.layout);
-        if self.has_begun || self.word(layout.begun()) == 0 {
+        let (shared, layout) = (self.shared.clone(), &self.shared.layout);
+        let begun = self.word(layout.begun());
+        if self.has_begun || begun == 0 {
             return Ok(());
+        }
+        let mut pushes = Vec::new();
+        if let Some(checkpoint) = self.loaded.take().filter(|_| begun == BY_LOAD) {
+            self.weights.begin_with(&checkpoint)?;
+            pushes = checkpoint.head.pushes;
         }
         self.weights.publish_first();
         self.has_begun = true;
-        for &worker in &layout.workers {
-            let way = (&shared.comm, &shared.words);
-            self.signals.add(way, (worker, layout.ready()), 1)?;
+        let way = (&shared.comm, &shared.words);
+        // Those of other workers say nothing of these.
+        pushes.resize_with(layout.workers.len(), || 0);
+        for ((&worker, pushes), known) in layout.workers.iter().zip(pushes).zip(&mut self.workers) {
+            known.before = pushes;
+            if self.index == 0 {
+                let place = (worker, layout.resumed());
+                self.signals.add(way, place, pushes + 1)?;
+            }
+            let add = 1 | self.weights.version() << READY_BITS;
+            self.signals.add(way, (worker, layout.ready()), add)?;
         }
         Ok(())
     }
@@ -224,7 +250,11 @@ impl Shard {
                 None => {
                     #[cfg(test)]
                     if self.mutant == Mutant::AppliesAtOnce {
-                        self.queue.push_back(numbered_of(worker as u32 | IS_LAST));
+                        self.queue.push_back(Entry::Push {
+                            worker: worker as u32,
+                            is_last: true,
+                            is_skipped: false,
+                        });
                     }
                     let place = (layout.servers[0], layout.arrived(self.index, worker));
                     let add = if is_skipped { SKIPPED + 1 } else { 1 };
@@ -235,7 +265,7 @@ impl Shard {
         let Some(ledger) = &mut self.ledger else {
             return Ok(());
         };
-        let now = Duration::from_nanos(shared.comm.inner.clock.now().0);
+        let now = shared.now();
         for worker in 0..layout.workers.len() {
             for shard in 0..layout.shards() {
                 let place = layout.arrived(shard, worker);
@@ -257,6 +287,14 @@ impl Shard {
                 };
                 ledger.arrive(shard as u32, worker as u32, count, now)?;
             }
+            let (asked, known) = (layout.asked(worker), &mut self.workers[worker].asked);
+            while *known < shared.words.load(asked) {
+                *known += 1;
+                ledger.request(worker as u32);
+            }
+        }
+        if let Some(patience) = self.options.evict_after {
+            ledger.evict(now, patience);
         }
         Ok(())
     }
@@ -266,9 +304,9 @@ impl Shard {
     /// # Errors
     /// It has a NaN or an infinity, and that is an error.
     fn is_left_out(&self, worker: usize, push: u64) -> Result<bool> {
-        let is_bad =
-            self.nonfinite != NonFinitePush::Accept && self.weights.has_nonfinite(worker, push);
-        if is_bad && self.nonfinite == NonFinitePush::Error {
+        let is_bad = self.options.nonfinite != NonFinitePush::Accept
+            && self.weights.has_nonfinite(worker, push);
+        if is_bad && self.options.nonfinite == NonFinitePush::Error {
             let layout = &self.shared.layout;
             return Err(Error::invalid(format!(
                 "push {} of worker {worker}, rank {}, has a NaN or an infinity among elements {:?}: look at that rank's loss, or take NonFinitePush::Skip",
@@ -296,26 +334,30 @@ impl Shard {
             }
         }
         let first = layout.workers[0];
-        let has_begun = self.has_begun || shared.words.load(layout.begun()) == 1;
+        let has_begun = self.has_begun || shared.words.load(layout.begun()) != 0;
         if !has_begun && engine.has_ended(first) {
             let what = "the wait for the weights to begin with".to_string();
             return Err(engine.error_of_ended(first, what));
         }
         for (worker, pushes) in self.workers.iter_mut().enumerate() {
             let says_so = shared.words.load(layout.finished(worker)) == 1;
-            if !pushes.is_finished && (says_so || engine.has_ended(layout.workers[worker])) {
+            let rank = layout.workers[worker];
+            if !pushes.is_finished && (says_so || engine.has_ended(rank)) {
                 pushes.is_finished = true;
+                if !says_so {
+                    self.counts.lost.push(rank);
+                }
                 if let Some(ledger) = &mut self.ledger {
-                    ledger.detach(worker as u32);
+                    ledger.detach(worker as u32, shared.now());
                 }
             }
         }
         Ok(())
     }
 
-    /// Takes the order of pushes from the ledger, and tells it and the decisions; or takes it from
-    /// the first shard.
-    fn order_pushes(&mut self) -> Result<()> {
+    /// Takes the order from the ledger, and tells it and the decisions; or takes it from the first
+    /// shard.
+    fn make_order(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
         let Some(ledger) = &mut self.ledger else {
@@ -325,22 +367,20 @@ impl Shard {
                 if number != self.numbered as u32 + 1 {
                     return Ok(());
                 }
-                let numbered = numbered_of(value);
-                let is_known = |worker: u32| (worker as usize) < layout.workers.len();
-                if !numbered.worker.is_none_or(is_known) {
-                    let text = format!("push {} is {numbered:?}", self.numbered);
+                let Some(entry) = entry_of(value, layout.workers.len()) else {
+                    let text = format!("entry {} of the order is {value:#x}", self.numbered);
                     return Err(Error::Malformed(text));
-                }
+                };
                 self.numbered += 1;
                 #[cfg(test)]
                 if self.mutant == Mutant::AppliesAtOnce {
                     continue;
                 }
-                self.queue.push_back(numbered);
+                self.queue.push_back(entry);
             }
         };
-        while let Some(numbered) = ledger.take_numbered() {
-            let word = word_of(self.numbered + 1, value_of(numbered));
+        while let Some(entry) = ledger.take_entry() {
+            let word = word_of(self.numbered + 1, value_of(entry));
             let at = layout.numbered_push(self.numbered);
             let old = self.order[self.numbered as usize % self.order.len()];
             for &server in &layout.servers[1..] {
@@ -348,7 +388,7 @@ impl Shard {
             }
             let place = self.numbered as usize % self.order.len();
             self.order[place] = word;
-            self.queue.push_back(numbered);
+            self.queue.push_back(entry);
             self.numbered += 1;
         }
         while let Some(decision) = ledger.take_decision() {
@@ -376,44 +416,129 @@ impl Shard {
         workers.any(|(worker, pushes)| !pushes.is_finished && self.word(layout.held(worker)) != 0)
     }
 
-    /// Applies what is in order.
-    fn apply(&mut self) -> Result<()> {
-        let shared = self.shared.clone();
-        let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
-        let at = layout.applied(self.index);
+    /// Does what is in order.
+    fn follow_order(&mut self) -> Result<()> {
         while let Some(&next) = self.queue.front() {
-            if next.is_last && self.is_held() {
+            let updates = matches!(next, Entry::Push { is_last: true, .. } | Entry::EndOfRound);
+            if updates && self.is_held() {
                 return Ok(());
             }
             self.queue.pop_front();
-            if let Some(worker) = next.worker {
-                let (worker, version) = (worker as usize, self.weights.version());
-                let pushes = &mut self.workers[worker];
-                let pulled = pushes.pulled.pop_front().unwrap_or(version as u32);
-                let slot = self.weights.slot(worker, pushes.done);
-                pushes.done += 1;
-                if next.is_skipped {
-                    self.counts.skipped += 1;
-                    let word = word_of(pushes.done, version as u32);
-                    let place = (layout.workers[worker], at);
-                    self.signals.set(way, place, word, &mut pushes.applied)?;
-                } else {
-                    self.counts.note_staleness(version, pulled);
-                    self.open.push((worker, slot));
-                }
+            #[cfg(test)]
+            self.log.push(next);
+            match next {
+                Entry::Push {
+                    worker, is_skipped, ..
+                } => self.take_push(worker as usize, is_skipped)?,
+                Entry::EndOfRound => {}
+                Entry::Request(worker) => self.answer(worker as usize)?,
+                Entry::Evict(worker) => self.evict(worker as usize)?,
             }
-            if next.is_last && !self.open.is_empty() {
-                self.open.sort_by_key(|&(worker, _)| worker);
-                let gradients: Vec<View> = self.open.iter().map(|&(_, slot)| slot).collect();
-                self.weights.update(&gradients);
-                for (worker, _) in self.open.drain(..) {
-                    let pushes = &mut self.workers[worker];
-                    let word = word_of(pushes.done, self.weights.version() as u32);
-                    let place = (layout.workers[worker], at);
-                    self.signals.set(way, place, word, &mut pushes.applied)?;
-                }
+            if updates {
+                self.update()?;
             }
         }
+        Ok(())
+    }
+
+    /// Takes the next push of a worker into the next update, or leaves it out.
+    fn take_push(&mut self, worker: usize, is_skipped: bool) -> Result<()> {
+        let version = self.weights.version();
+        let pushes = &mut self.workers[worker];
+        let pulled = pushes.pulled.pop_front().unwrap_or(version as u32);
+        let slot = self.weights.slot(worker, pushes.done);
+        pushes.done += 1;
+        if is_skipped {
+            self.counts.skipped += 1;
+            return self.tell_applied(worker);
+        }
+        self.counts.note_staleness(version, pulled);
+        self.open.push((worker, slot));
+        Ok(())
+    }
+
+    /// Updates the weights with all pushes that were taken since the last update.
+    fn update(&mut self) -> Result<()> {
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        self.open.sort_by_key(|&(worker, _)| worker);
+        let gradients: Vec<View> = self.open.iter().map(|&(_, slot)| slot).collect();
+        self.weights.update(&gradients)?;
+        for (worker, _) in std::mem::take(&mut self.open) {
+            self.tell_applied(worker)?;
+        }
+        Ok(())
+    }
+
+    /// Tells a worker which of its pushes are done, and the version.
+    fn tell_applied(&mut self, worker: usize) -> Result<()> {
+        let shared = &self.shared;
+        let pushes = &mut self.workers[worker];
+        let word = word_of(pushes.done, self.weights.version() as u32);
+        let place = (
+            shared.layout.workers[worker],
+            shared.layout.applied(self.index),
+        );
+        let way = (&shared.comm, &shared.words);
+        self.signals.set(way, place, word, &mut pushes.applied)
+    }
+
+    /// Does what a worker asks for, and tells it how that went.
+    fn answer(&mut self, worker: usize) -> Result<()> {
+        let shared = self.shared.clone();
+        let layout = &shared.layout;
+        let mut bytes = vec![0; REQUEST_BYTES];
+        shared
+            .data
+            .read(layout.request(self.index, worker), &mut bytes)?;
+        let request = Request::parse(&bytes).ok_or_else(|| {
+            Error::Malformed(format!("a request of worker {worker} that there is not"))
+        })?;
+        let mut version = self.weights.version();
+        let done = match request {
+            Request::SetOptimizer(optimizer, rate, from) => {
+                version = self.weights.set_rule(from, Rule { optimizer, rate });
+                Ok(())
+            }
+            Request::Save(folder) => {
+                let mut pushes = self.pushes();
+                self.open
+                    .iter()
+                    .for_each(|&(worker, _)| pushes[worker] -= 1);
+                self.weights.save(&folder, pushes)
+            }
+            Request::Load(folder) => {
+                let range = layout.range(self.index);
+                let loaded = checkpoint::load(&folder, &shared.tensors, &range);
+                loaded.map(|checkpoint| {
+                    version = checkpoint.head.version;
+                    self.loaded = Some(checkpoint);
+                })
+            }
+        };
+        let code = done.err().map_or(0, Failure::code);
+        let known = &mut self.workers[worker].answered;
+        let number = (parts_of(*known).0 >> 8) + 1;
+        let word = word_of(u64::from(number << 8) | u64::from(code), version as u32);
+        let place = (layout.workers[worker], layout.answered(self.index));
+        self.signals
+            .set((&shared.comm, &shared.words), place, word, known)
+    }
+
+    /// Waits no more for a worker.
+    fn evict(&mut self, worker: usize) -> Result<()> {
+        let shared = self.shared.clone();
+        let rank = shared.layout.workers[worker];
+        if !std::mem::replace(&mut self.workers[worker].is_finished, true) {
+            self.counts.lost.push(rank);
+        }
+        if self.ledger.is_some() {
+            let place = (rank, shared.layout.evicted());
+            self.signals.add((&shared.comm, &shared.words), place, 1)?;
+        }
+        // It may be stopped, and then answers nothing.
+        self.signals.leave(rank);
         Ok(())
     }
 

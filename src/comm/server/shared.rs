@@ -3,16 +3,29 @@
 use super::layout::Layout;
 use crate::comm::{Communicator, Window};
 use crate::error::Result;
+use std::time::Duration;
 
 /// What a rank's shard and its worker share.
 pub struct Shared {
     pub comm: Communicator,
     pub layout: Layout,
+    /// Names and lengths of the tensors, as a checkpoint tells them.
+    pub tensors: String,
     pub data: Window<u8>,
     pub words: Window<u64>,
 }
 
 impl Shared {
+    /// The time since the clock of this rank began.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.comm.inner.clock.now().0)
+    }
+
+    /// Whether this rank has the first shard.
+    pub fn is_first(&self) -> bool {
+        self.layout.servers[0] == self.comm.rank()
+    }
+
     /// Whether all ranks have their windows.
     pub fn is_ready(&self) -> Result<bool> {
         Ok(self.data.is_ready()? && self.words.is_ready()?)

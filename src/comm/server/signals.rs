@@ -11,6 +11,8 @@ const BATCH: usize = 64;
 pub struct Signals {
     free: Vec<Buffer<u64>>,
     under_way: Vec<(Operation, Buffer<u64>, Rank)>,
+    /// Ranks for which nobody waits.
+    left: Vec<Rank>,
 }
 
 impl Signals {
@@ -18,6 +20,7 @@ impl Signals {
         Signals {
             free: Vec::new(),
             under_way: Vec::new(),
+            left: Vec::new(),
         }
     }
 
@@ -55,9 +58,15 @@ impl Signals {
         self.add(way, place, add)
     }
 
-    /// Whether all operations have ended and been collected.
+    /// What is under way to a rank is not waited for from now on.
+    pub fn leave(&mut self, rank: Rank) {
+        self.left.push(rank);
+    }
+
+    /// Whether all operations have ended and been collected, but those to ranks that were left.
     pub fn is_idle(&self) -> bool {
-        self.under_way.is_empty()
+        let mut all = self.under_way.iter();
+        all.all(|(.., rank)| self.left.contains(rank))
     }
 
     /// Takes memory back of operations that have ended.

@@ -1,14 +1,16 @@
 //! Whole parameter servers in virtual time: every gradient is applied once on every shard, in one
-//! order, and the drift stays within its bound.
+//! order, which replays to the same bits; and the drift stays within its bound.
 
+use super::request::Request;
 use super::shard::Mutant;
 use super::*;
 use crate::comm::Simulation;
 use crate::config::Config;
 use crate::prng::Prng;
-use crate::staleness::Staleness;
+use crate::staleness::{Entry, Staleness};
 use crate::time::Time;
 use crate::transport::sim::SimOptions;
+use std::time::Duration;
 
 /// Both sides of a rank.
 struct Rank {
@@ -21,6 +23,11 @@ struct Rank {
     busy: Option<Time>,
     state: State,
     pushes: u64,
+    /// What it asks for before its sixth push, if anything.
+    request: Option<Request>,
+    /// It stays away then, for longer than others wait.
+    is_away: bool,
+    is_evicted: bool,
     is_over: bool,
 }
 
@@ -29,6 +36,7 @@ enum State {
     Opening,
     Beginning,
     Computing,
+    Asking,
     Pushing,
     Pulling,
     Finishing,
@@ -36,6 +44,16 @@ enum State {
 }
 
 const PUSHES: u64 = 12;
+/// Before this push a worker asks for something, or stays away.
+const SPECIAL: u64 = 5;
+const EVICT_AFTER: Duration = Duration::from_millis(200);
+const AWAY: Duration = Duration::from_secs(10);
+/// How often a server looks whether somebody is overdue, at most.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// A rate that a worker sets, and from which version on.
+const RATE: f32 = 0.5;
+const FROM: u64 = 9;
 
 /// What a run has shown.
 struct Seen {
@@ -43,9 +61,15 @@ struct Seen {
     reports: Vec<ServerReport>,
     /// By shard and worker: how many pushes were applied.
     done: Vec<Vec<u64>>,
-    /// The last weights of the workers that live, and the number of the one that was killed.
+    /// By shard: the order, and the weights at the end.
+    logs: Vec<Vec<Entry>>,
+    shards: Vec<Vec<f32>>,
+    /// The last weights of the workers that end well, and the number of the one that was killed or
+    /// evicted.
     weights: Vec<Vec<f32>>,
     killed: Option<usize>,
+    /// Somebody has set another rate.
+    has_rate: bool,
 }
 
 /// Runs a job of one seed, in half of which a worker is killed. An error says that a rank failed.
@@ -59,8 +83,15 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
         2 => Staleness::dssp(1, 1 + prng.below(5) as u32).unwrap(),
         _ => Staleness::Asp,
     };
+    // The first worker gives the weights to begin with, and servers are needed.
+    let victim = (servers + 1..ranks).last();
+    let fate = prng.below(4);
+    let evictee = victim.filter(|_| fate == 2 && staleness != Staleness::Asp);
+    let victim = victim.filter(|_| fate < 2);
+    let has_rate = prng.below(2) == 0;
     let options = ServerOptions {
         servers: (0..servers).collect(),
+        evict_after: evictee.map(|_| EVICT_AFTER),
         staleness,
         rate: 1.0,
         slots: 1 + prng.below(3) as u32,
@@ -72,8 +103,6 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
         count: count as u64,
         dtype: DataType::F32,
     }];
-    // The first worker gives the weights to begin with, and servers are needed.
-    let victim = (servers + 1..ranks).last().filter(|_| prng.below(2) == 0);
     let magnitude = 10 + prng.below(13);
     let end = Time(prng.below(1 << magnitude));
     let network = match prng.below(2) {
@@ -84,7 +113,8 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
     let mut simulation = Simulation::new(network, Config::default()).unwrap();
     let mut all: Vec<Rank> = Vec::new();
     for comm in simulation.communicators() {
-        let (shared, mut shard, worker) = open(comm.clone(), &tensors, options.clone()).unwrap();
+        let (shared, mut shard, worker) =
+            open(comm.clone(), &tensors, options.clone(), None).unwrap();
         if let Some(shard) = &mut shard {
             shard.mutant = mutant;
         }
@@ -97,6 +127,13 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
             busy: None,
             state: State::Opening,
             pushes: 0,
+            request: (has_rate && comm.rank() + 1 == ranks).then_some(Request::SetOptimizer(
+                Optimizer::sgd(),
+                RATE,
+                FROM,
+            )),
+            is_away: Some(comm.rank()) == evictee,
+            is_evicted: false,
             is_over: false,
         });
     }
@@ -127,6 +164,10 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
             if let Some(busy) = rank.busy {
                 world.wake_at(rank.shared.comm.rank(), busy);
             }
+            if rank.shard.is_some() && options.evict_after.is_some() {
+                let number = rank.shared.comm.rank();
+                world.wake_at(number, now.after(LOOK_EVERY));
+            }
         }
         failure.is_some() || all.iter().all(|rank| rank.is_over)
     });
@@ -137,12 +178,18 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
     }
     let living = || all.iter().filter(|rank| is_alive(rank.shared.comm.rank()));
     let shards = || all.iter().filter_map(|rank| rank.shard.as_ref());
-    let weights = living().filter_map(|rank| Some(rank.weights.as_ref()?.to_vec().unwrap()));
+    let well = living().filter(|rank| !rank.is_evicted);
+    let weights = well.filter_map(|rank| Some(rank.weights.as_ref()?.to_vec().unwrap()));
+    let evicted = all.iter().find(|rank| rank.is_evicted);
     let killed = victim.filter(|&victim| !is_alive(victim));
+    let killed = killed.or(evicted.map(|rank| rank.shared.comm.rank()));
     let workers = &all[0].shared.layout.workers;
     Ok(Seen {
         reports: shards().map(Shard::report).collect(),
         done: shards().map(|shard| shard.done().to_vec()).collect(),
+        logs: shards().map(|shard| shard.log.clone()).collect(),
+        shards: shards().map(Shard::weights).collect(),
+        has_rate,
         weights: weights.collect(),
         killed: killed.and_then(|killed| workers.iter().position(|&rank| rank == killed)),
         options,
@@ -164,7 +211,13 @@ impl Rank {
             return Ok(());
         };
         loop {
-            worker.turn().map_err(text)?;
+            match worker.turn() {
+                Err(Error::Timeout { .. }) if self.is_away && self.state != State::Done => {
+                    (self.is_evicted, self.state) = (true, State::Done);
+                }
+                Err(_) if self.is_evicted => {}
+                turned => turned.map_err(text)?,
+            }
             let next = match self.state {
                 State::Opening => {
                     if worker.number == 0 {
@@ -180,9 +233,22 @@ impl Rank {
                     worker.start_finish().unwrap();
                     State::Finishing
                 }
+                State::Computing if self.pushes == SPECIAL && self.request.is_some() => {
+                    let request = self.request.take().unwrap();
+                    worker.start_request(&request).unwrap();
+                    State::Asking
+                }
+                State::Asking if worker.is_answered() => {
+                    assert!(worker.answer_of_all().unwrap() >= FROM);
+                    State::Computing
+                }
                 State::Computing => match self.busy {
                     None => {
-                        self.busy = Some(Time(now.0 + speed + prng.below(speed)));
+                        let away = match self.is_away && self.pushes == SPECIAL {
+                            true => AWAY,
+                            false => Duration::ZERO,
+                        };
+                        self.busy = Some(Time(now.0 + speed + prng.below(speed)).after(away));
                         return Ok(());
                     }
                     Some(busy) if now < busy => return Ok(()),
@@ -245,6 +311,35 @@ fn applied(done: &[u64], is_bsp: bool) -> f32 {
     (1..=PUSHES).map(round).sum()
 }
 
+/// The weights that an order leads to, of gradients that are equal everywhere.
+fn replay(log: &[Entry]) -> f32 {
+    let (mut weight, mut version, mut from) = (0f32, 0, u64::MAX);
+    let (mut pushes, mut open) = ([0; 6], Vec::new());
+    for entry in log {
+        let mut updates = *entry == Entry::EndOfRound;
+        match *entry {
+            Entry::Push {
+                worker, is_last, ..
+            } => {
+                pushes[worker as usize] += 1;
+                open.push(worker as usize);
+                updates = is_last;
+            }
+            Entry::Request(_) => from = FROM.max(version + 1),
+            Entry::EndOfRound | Entry::Evict(_) => {}
+        }
+        if updates && !open.is_empty() {
+            open.sort_unstable();
+            let values = open.iter().map(|&worker| gradient(worker, pushes[worker]));
+            let mean = values.reduce(|sum, value| sum + value).unwrap() / open.len() as f32;
+            version += 1;
+            weight -= if version >= from { RATE } else { 1.0 } * mean;
+            open.clear();
+        }
+    }
+    weight
+}
+
 /// Runs a job and looks at all that it has shown. True: a worker was killed before its last push
 /// was applied.
 fn check(seed: u64, mutant: Mutant) -> std::result::Result<bool, String> {
@@ -252,8 +347,11 @@ fn check(seed: u64, mutant: Mutant) -> std::result::Result<bool, String> {
         options,
         reports,
         done,
+        logs,
+        shards,
         weights,
         killed,
+        has_rate,
     } = run(seed, mutant)?;
     let ensure = |is_right: bool, what: &str| match is_right {
         true => Ok(()),
@@ -274,11 +372,17 @@ fn check(seed: u64, mutant: Mutant) -> std::result::Result<bool, String> {
         ensure(pushes == PUSHES || (is_killed && pushes < PUSHES), "lost")?;
     }
     // The last worker to pull has every push, but those of a dead one that came later.
-    let sum = -applied(&done[0], is_bsp);
+    ensure(logs.iter().all(|log| *log == logs[0]), "orders differ")?;
+    let sum = replay(&logs[0]);
+    let bits = |all: &[f32]| all.iter().all(|one| one.to_bits() == sum.to_bits());
+    ensure(shards.iter().all(|all| bits(all)), "replay")?;
+    let expected = -applied(&done[0], is_bsp);
+    let is_near = (sum - expected).abs() <= expected * 1e-5;
+    ensure(is_near || has_rate, "sums of the order")?;
     let sizes = weights.first().map_or(0, Vec::len);
     for at in 0..sizes {
         let most = weights.iter().map(|one| one[at]).fold(f32::MIN, f32::max);
-        let is_whole = (most - sum).abs() <= sum * 1e-5;
+        let is_whole = most.to_bits() == sum.to_bits();
         ensure(is_whole || (killed.is_some() && most < sum), "sums")?;
     }
     let bound = match options.staleness {

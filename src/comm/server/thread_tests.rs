@@ -5,9 +5,10 @@ use crate::config::Config;
 use crate::staleness::Staleness;
 use crate::types::{Collective, ReduceOp};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Runs ranks as threads, each with its communicator.
-fn ranks<T: Send>(
+pub fn ranks<T: Send>(
     (ranks, transport): (u32, &str),
     run: impl Fn(Communicator) -> T + Sync,
 ) -> Vec<T> {
@@ -30,7 +31,7 @@ fn ranks<T: Send>(
 }
 
 /// Tensors of these lengths.
-fn tensors(dtype: DataType, counts: &[usize]) -> Vec<TensorSpec> {
+pub fn tensors(dtype: DataType, counts: &[usize]) -> Vec<TensorSpec> {
     let tensor = |(at, &count): (usize, &usize)| TensorSpec {
         name: format!("tensor {at}"),
         count: count as u64,
@@ -39,10 +40,10 @@ fn tensors(dtype: DataType, counts: &[usize]) -> Vec<TensorSpec> {
     counts.iter().enumerate().map(tensor).collect()
 }
 
-const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
+pub const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
 
 /// The gradient of a worker's step: floats that no sum keeps exactly.
-fn gradient(rank: u32, step: u32, count: usize) -> Vec<f32> {
+pub fn gradient(rank: u32, step: u32, count: usize) -> Vec<f32> {
     let at = |index: usize| 0.1 + (index as f32).sin() * (rank + 1) as f32 / (step + 1) as f32;
     (0..count).map(at).collect()
 }
@@ -249,7 +250,7 @@ fn what_is_misused_is_refused_and_the_rest_goes_on() {
         } else {
             says(server.push(one), "call init first");
             server.init(one).unwrap();
-            says(server.init(one), "init is called once");
+            says(server.init(one), "init or load is called once");
             says(server.push(&[whole.range(..6)]), "1 buffers for 2 tensors");
             let swapped = [whole.range(..4), whole.range(4..)];
             says(
@@ -335,6 +336,7 @@ fn a_worker_that_stays_away_is_named_after_the_timeout() {
         };
         let server = ParameterServer::new(&comm, tensors(DataType::F32, &[8]), options).unwrap();
         server
+            .calls
             .shared
             .comm
             .set_timeout(Duration::from_millis(300))
@@ -350,6 +352,7 @@ fn a_worker_that_stays_away_is_named_after_the_timeout() {
                 server.init(&weights).unwrap();
                 // Until the others have given up.
                 while server
+                    .calls
                     .shared
                     .comm
                     .driving()
@@ -358,7 +361,13 @@ fn a_worker_that_stays_away_is_named_after_the_timeout() {
                     .check()
                     .is_ok()
                 {
-                    server.shared.comm.driving().unwrap().drive_then(|_| ());
+                    server
+                        .calls
+                        .shared
+                        .comm
+                        .driving()
+                        .unwrap()
+                        .drive_then(|_| ());
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 server.step(&weights, &weights).map(drop)

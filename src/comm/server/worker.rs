@@ -2,15 +2,17 @@
 //!
 //! Nothing here waits: [`Worker::turn`] does what can be done now.
 
-use super::layout::{parts_of, word_of};
+use super::layout::{BY_INIT, BY_LOAD, READY_BITS, parts_of, word_of};
+use super::request::{Failure, Request};
 use super::shared::Shared;
 use super::signals::Signals;
 use crate::comm::{Buffer, Operation};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::DataType;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 /// Times that a pull meets an update before it has the next update held back.
 const TORN_MAX: u32 = 2;
@@ -54,6 +56,7 @@ pub struct Worker {
     pub has_begun: bool,
     /// It pushes no more.
     is_finishing: bool,
+    evict_after: Duration,
     signals: Signals,
     /// Pushes that have been started.
     pub clock: u64,
@@ -70,6 +73,11 @@ pub struct Worker {
     pullers: Vec<Puller>,
     /// Two words for each shard: the versions that a pull reads there.
     versions: Buffer<u64>,
+    /// A request that is being put to all shards.
+    request: Vec<Operation>,
+    /// Requests that have been started, and those of which the first shard was told.
+    asked: u64,
+    told: u64,
     /// Memory for gradients and weights that do not lie in one buffer.
     packed: [Option<Buffer<u8>>; 2],
     /// The words that peers change, as they were.
@@ -77,12 +85,17 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(shared: Arc<Shared>, number: usize) -> Result<Worker> {
+    pub fn new(
+        shared: Arc<Shared>,
+        number: usize,
+        evict_after: Option<Duration>,
+    ) -> Result<Worker> {
         Ok(Worker {
             versions: shared.comm.alloc(2 * shared.layout.shards())?,
             number,
             has_begun: false,
             is_finishing: false,
+            evict_after: evict_after.unwrap_or_default(),
             signals: Signals::new(),
             clock: 0,
             pulled: 0,
@@ -92,6 +105,9 @@ impl Worker {
             sends: Vec::new(),
             target: None,
             pullers: Vec::new(),
+            request: Vec::new(),
+            asked: 0,
+            told: 0,
             packed: [None, None],
             seen: Vec::new(),
             shared,
@@ -119,10 +135,103 @@ impl Worker {
             let source = weights.range(layout.bytes(shard, DataType::F32));
             let (rank, at) = (layout.servers[shard], layout.first(shard));
             let signal = (&shared.words, layout.begun());
-            let send = shared.data.put_signal(&source, rank, at, signal, 1)?;
+            let send = shared.data.put_signal(&source, rank, at, signal, BY_INIT)?;
             self.sends.push(send);
         }
         Ok(())
+    }
+
+    /// Tells all shards that they have the weights to begin with, from a checkpoint.
+    pub fn start_loaded(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        for &server in &shared.layout.servers {
+            let place = (server, shared.layout.begun());
+            let way = (&shared.comm, &shared.words);
+            self.signals.add(way, place, BY_LOAD)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a request to all shards. The last one is answered.
+    pub fn start_request(&mut self, request: &Request) -> Result<()> {
+        let shared = self.shared.clone();
+        let layout = &shared.layout;
+        let bytes = request.emit();
+        let source = shared.comm.alloc::<u8>(bytes.len())?;
+        source.write(0, &bytes)?;
+        self.asked += 1;
+        for (shard, &server) in layout.servers.iter().enumerate() {
+            let at = layout.request(shard, self.number);
+            self.request.push(shared.data.put(&source, server, at)?);
+        }
+        Ok(())
+    }
+
+    /// Tells the first shard of a request that is everywhere.
+    fn go_on_asking(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        end_some(&shared, &mut self.request)?;
+        if self.told == self.asked || !self.request.is_empty() {
+            return Ok(());
+        }
+        self.told = self.asked;
+        let place = (shared.layout.servers[0], shared.layout.asked(self.number));
+        self.signals.add((&shared.comm, &shared.words), place, 1)
+    }
+
+    /// All shards have answered the last request.
+    pub fn is_answered(&self) -> bool {
+        let mut shards = 0..self.shared.layout.shards();
+        shards.all(|shard| self.answer_of(shard).0 >> 8 == self.asked as u32 & 0xff_ffff)
+    }
+
+    fn answer_of(&self, shard: usize) -> (u32, u32) {
+        let at = self.shared.layout.answered(shard);
+        parts_of(self.shared.words.load(at))
+    }
+
+    /// What the shards have answered: a version, or the first shard that has failed and why.
+    pub fn answer_of_all(&self) -> std::result::Result<u64, (usize, Failure)> {
+        let mut version = u64::MAX;
+        for shard in 0..self.shared.layout.shards() {
+            let (word, of_shard) = self.answer_of(shard);
+            if let Some(failure) = Failure::from_code(word as u8) {
+                return Err((shard, failure));
+            }
+            version = version.min(self.near(of_shard));
+        }
+        Ok(version)
+    }
+
+    /// The version of which these are the low bits, which is not long before the last pull.
+    fn near(&self, low: u32) -> u64 {
+        let since = low.wrapping_sub(self.pulled as u32) as i32;
+        self.pulled.saturating_add_signed(i64::from(since))
+    }
+
+    /// The weights to begin with are there: gives their version, and how many pushes of this worker
+    /// they have.
+    pub fn begin(&mut self) -> (u64, u64) {
+        let (words, layout) = (&self.shared.words, &self.shared.layout);
+        let versions = words.load(layout.ready()) >> READY_BITS;
+        self.pulled = versions / layout.shards() as u64;
+        self.has_begun = true;
+        (self.pulled, words.load(layout.resumed()) - 1)
+    }
+
+    /// An error if the others wait for this worker no more.
+    pub fn check_evicted(&self) -> Result<()> {
+        let (comm, layout) = (&self.shared.comm, &self.shared.layout);
+        if self.shared.words.load(layout.evicted()) == 0 {
+            return Ok(());
+        }
+        Err(Error::Timeout {
+            rank: comm.rank(),
+            operation: format!("worker {} after push {}", self.number, self.clock),
+            waited: self.evict_after,
+            missing: vec![comm.rank()],
+            detail: "the other workers have waited for it and go on without it (ServerOptions::evict_after)".into(),
+        })
     }
 
     /// Starts to push gradients, which hold the bytes of all tensors.
@@ -156,10 +265,18 @@ impl Worker {
 
     /// Does what can be done now.
     pub fn turn(&mut self) -> Result<()> {
+        self.check_evicted()?;
+        // Of a worker that was stopped, the servers may be gone.
+        self.go_on()
+            .or_else(|error| self.check_evicted().and(Err(error)))
+    }
+
+    fn go_on(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         let words = shared.layout.worker_words();
         self.seen = words.map(|at| shared.words.load(at)).collect();
         self.push()?;
+        self.go_on_asking()?;
         for shard in 0..self.pullers.len() {
             while self.pull(shard)? {}
         }
@@ -192,14 +309,15 @@ impl Worker {
             })
         };
         places.any(|(at, &seen)| words.load(at) != seen)
-            || self.sends.iter().any(has_ended)
+            || self.sends.iter().chain(&self.request).any(has_ended)
             || pulls()
     }
 
     /// The weights to begin with are on all shards.
     pub fn is_ready(&self) -> bool {
-        let layout = &self.shared.layout;
-        self.shared.words.load(layout.ready()) as usize == layout.shards()
+        let (words, layout) = (&self.shared.words, &self.shared.layout);
+        let count = words.load(layout.ready()) & ((1 << READY_BITS) - 1);
+        count == layout.shards() as u64 && words.load(layout.resumed()) != 0
     }
 
     /// The gradients of the last push may be changed: all of them are sent.
@@ -211,6 +329,11 @@ impl Worker {
     pub fn is_ok(&self) -> bool {
         let oks = self.shared.words.load(self.shared.layout.oks());
         parts_of(oks).0 == self.clock as u32
+    }
+
+    /// It has said that it pushes no more.
+    pub fn is_finishing(&self) -> bool {
+        self.is_finishing
     }
 
     /// Nothing of this worker is under way.
@@ -303,8 +426,11 @@ impl Worker {
             return Ok(false);
         };
         let (applied, version) = self.applied(shard);
-        let since = version.wrapping_sub(self.pulled as u32);
-        let known = self.pulled + u64::from(since);
+        // Before its first push a worker has pulled nothing newer than what it began with.
+        let known = match self.clock {
+            0 => self.pulled,
+            _ => self.near(version),
+        };
         let read = |version: u64| -> Result<Operation> {
             let part = target.range(layout.bytes(shard, layout.pulls));
             shared
