@@ -145,7 +145,7 @@ impl Communicator {
     }
 
     /// Makes a region known to a peer. Where the way to it is full, this drives until it is not.
-    fn export(&self, peer: Rank, key: RegionKey) -> Result<()> {
+    pub(super) fn export(&self, peer: Rank, key: RegionKey) -> Result<()> {
         let (driving, clock) = (self.driving()?, &self.inner.clock);
         let begun: Time = clock.now();
         loop {

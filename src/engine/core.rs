@@ -192,6 +192,24 @@ impl Engine {
         key.is_some() && (transport.capabilities().mapped || transport.is_mappable(key))
     }
 
+    /// Whether the regions of a peer are mapped here ([`Engine::map`]).
+    pub fn maps(&self, peer: Rank) -> bool {
+        let transport = self.driver.links.transport.as_ref();
+        let capabilities = transport.capabilities();
+        capabilities.mapped || (capabilities.host_mapped && transport.maps(peer))
+    }
+
+    /// A region of a peer as memory of this process, which is there as long as the engine is.
+    /// `None`: it is not known yet, and will be when the peer has exported it.
+    pub fn map(&mut self, peer: Rank, key: RegionKey) -> Result<Option<View>> {
+        let transport = &mut self.driver.links.transport;
+        let view = transport.mapped(peer, key)?;
+        if view.is_some() {
+            transport.pin(peer, key);
+        }
+        Ok(view)
+    }
+
     /// Registers a region. Where peers would map a region that is not shared memory, this returns
     /// [`RegionKey::NONE`] instead.
     pub fn register(&mut self, region: Arc<Region>) -> Result<RegionKey> {

@@ -5,7 +5,7 @@ use linerate::{Buffer, Collective, Communicator, Config, DataType, Element, Erro
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Runs `body` on every rank of a job of hosts with `each` ranks.
-fn on_hosts(hosts: u32, each: u32, body: impl Fn(Communicator) + Sync) {
+pub fn on_hosts(hosts: u32, each: u32, body: impl Fn(Communicator) + Sync) {
     static JOBS: AtomicU32 = AtomicU32::new(0);
     let index = JOBS.fetch_add(1, Ordering::Relaxed);
     let job = format!("hosts-{}-{index}", std::process::id());

@@ -13,6 +13,7 @@ mod queue;
 mod random;
 mod registered;
 mod repeats;
+mod servers;
 mod siblings;
 mod tagged;
 mod timeouts;

@@ -59,7 +59,7 @@ impl Calls {
         self.check(gradients, dtype, "push")?;
         self.wait(worker, "a wait for an OK", Worker::is_ok)?;
         let bytes = gathered(gradients, || worker.packed(0, dtype))?;
-        worker.start_push(bytes);
+        worker.start_push(bytes)?;
         self.wait(worker, "push", Worker::is_pushed)
     }
 
@@ -124,18 +124,23 @@ impl Calls {
         }
     }
 
+    pub fn check_type<T: Element>(&self, dtype: DataType, what: &str) -> Result<()> {
+        match T::DTYPE == dtype {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "{what} with buffers of {}: this parameter server has {dtype}",
+                T::DTYPE
+            ))),
+        }
+    }
+
     pub fn check<T: Element>(
         &self,
         tensors: &[Buffer<T>],
         dtype: DataType,
         what: &str,
     ) -> Result<()> {
-        if T::DTYPE != dtype {
-            return Err(Error::invalid(format!(
-                "{what} with buffers of {}: this parameter server has {dtype}",
-                T::DTYPE
-            )));
-        }
+        self.check_type::<T>(dtype, what)?;
         let total = self.shared.layout.total();
         if matches!(tensors, [only] if only.len() == total) {
             return Ok(());

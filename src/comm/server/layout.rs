@@ -31,6 +31,13 @@ pub const SKIPPED: u64 = 1 << 48;
 pub const BY_INIT: u64 = 1;
 pub const BY_LOAD: u64 = 2;
 
+/// How a shard gets gradients that lie in a worker's memory for them.
+pub const BY_PUT: u64 = 1;
+pub const IN_PLACE: u64 = 2;
+
+/// In the value of a worker's word of pushes: the last one is read where it lies.
+pub const LIES_THERE: u32 = 1 << 31;
+
 /// Bits of a count of shards.
 pub const READY_BITS: u32 = 16;
 
@@ -121,6 +128,21 @@ impl Layout {
         bytes.next_multiple_of(CACHE_LINE_BYTES)
     }
 
+    /// Where a push lies in a worker's own memory for gradients.
+    pub fn own_slot(&self, push: u64) -> usize {
+        (push % self.slots as u64) as usize * self.own_room()
+    }
+
+    fn own_room(&self) -> usize {
+        let bytes = self.total * self.gradients.size_bytes();
+        bytes.next_multiple_of(CACHE_LINE_BYTES)
+    }
+
+    /// Bytes of a worker's own memory for gradients.
+    pub fn own_bytes(&self) -> usize {
+        self.slots * self.own_room()
+    }
+
     /// Where a push of a worker lies in its shard's memory.
     pub fn slot(&self, shard: usize, worker: usize, push: u64) -> usize {
         let slot = worker * self.slots + (push % self.slots as u64) as usize;
@@ -202,6 +224,12 @@ impl Layout {
         self.after_arrived() + 2 + 2 * self.workers.len() + worker
     }
 
+    /// Two words of a shard that say where the gradients of a worker lie in its own memory: one more
+    /// than the key of the region, and one more than the offset in it.
+    pub fn home(&self, worker: usize) -> usize {
+        self.after_arrived() + 2 + 3 * self.workers.len() + 2 * worker
+    }
+
     /// The words of a shard that peers change.
     pub fn server_words(&self) -> Range<usize> {
         0..self.order_start() + self.numbered_max()
@@ -213,7 +241,7 @@ impl Layout {
     }
 
     fn order_start(&self) -> usize {
-        self.after_arrived() + 2 + 3 * self.workers.len()
+        self.home(self.workers.len())
     }
 
     /// The word of a shard with the entry of the order of this number: the number and one more, and
@@ -272,9 +300,14 @@ impl Layout {
         self.worker_start() + 5 + shard
     }
 
+    /// The word of a worker that says how a shard gets its gradients: [`BY_PUT`] or [`IN_PLACE`].
+    pub fn reads(&self, shard: usize) -> usize {
+        self.worker_start() + 5 + 2 * self.shards() + shard
+    }
+
     /// The words of a worker that peers change.
     pub fn worker_words(&self) -> Range<usize> {
-        self.worker_start()..self.answered(self.shards())
+        self.worker_start()..self.reads(self.shards())
     }
 
     /// The words of a rank.

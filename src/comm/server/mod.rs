@@ -7,7 +7,7 @@
 //! pushes in the order of these numbers.
 //!
 //! `layout.rs` says where everything lies in the windows. `shard.rs` and `worker.rs` are what the
-//! two sides do, `weights.rs` is the memory of a shard and its updates, and `signals.rs` changes
+//! two sides do, `home.rs` is memory of a worker that shards read, `weights.rs` is the memory of a shard and its updates, and `signals.rs` changes
 //! words of other ranks. `order.rs` writes the order down, `request.rs` what workers ask of all
 //! shards, and `checkpoint.rs` the files. A thread drives a shard, or the worker of its rank while
 //! that waits (`service.rs`).
@@ -16,6 +16,7 @@
 
 mod calls;
 mod checkpoint;
+mod home;
 mod layout;
 mod options;
 mod order;
@@ -60,7 +61,7 @@ use shard::Shard;
 use shared::Shared;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use worker::Worker;
 
 /// The weights of a model on some ranks, for workers that push gradients and pull weights. See
@@ -306,6 +307,24 @@ impl ParameterServer {
         self.calls.ask(&mut worker, &request, "set_optimizer")
     }
 
+    /// Memory for the gradients of the next push: of all tensors, one after another. The shards
+    /// that map it read them there, as those of one host in shared memory do, which spares the
+    /// copies. It is pushed as the only buffer, and can be written again when the push is in the
+    /// weights: until then this waits, if all [`ServerOptions::slots`] of it are pushed.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`]: there is no memory; as of [`push`](ParameterServer::push).
+    pub fn gradients<G: Element>(&self) -> Result<Buffer<G>> {
+        let mut worker = self.calls.ready_worker("gradients")?;
+        let dtype = self.calls.shared.layout.gradients;
+        self.calls.check_type::<G>(dtype, "gradients")?;
+        worker.start_home()?;
+        self.calls
+            .wait(&mut worker, "gradients", Worker::has_room)?;
+        let slot = worker.slot().expect("it has one now");
+        slot.cast()
+    }
+
     /// Pushes a gradient, one buffer for each tensor, and returns when they may be changed. Waits
     /// for the OK of the last push first.
     ///
@@ -443,6 +462,7 @@ fn open(
         tensors: text_of(tensors),
         data,
         words,
+        home: OnceLock::new(),
     });
     let evict_after = options.evict_after;
     let shard = server.map(|shard| Shard::new(shared.clone(), shard, options, function));

@@ -83,9 +83,9 @@ impl Counts {
         *count += 1;
     }
 
-    /// A push that was computed from `pulled` is applied to `version`. Both count modulo 2^32.
+    /// A push that was computed from `pulled` is applied to `version`. Both count modulo 2^31.
     pub fn note_staleness(&mut self, version: u64, pulled: u32) {
-        let staleness = (version as u32).wrapping_sub(pulled) as usize;
+        let staleness = ((version as u32).wrapping_sub(pulled) & (u32::MAX >> 1)) as usize;
         let staleness = staleness.min(STALENESS_MAX);
         if self.staleness.len() <= staleness {
             self.staleness.resize(staleness + 1, 0);

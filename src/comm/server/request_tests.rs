@@ -309,6 +309,60 @@ fn a_rank_that_has_detached_serves_on_and_reports_while_it_does() {
 }
 
 #[test]
+fn gradients_that_lie_in_memory_of_the_server_are_read_there_and_borrowed_meanwhile() {
+    for transport in TRANSPORTS {
+        for slots in [1, 2, 3] {
+            ranks((3, transport), |comm| {
+                let options = ServerOptions {
+                    servers: vec![0, 1],
+                    workers: vec![1, 2],
+                    rate: 1.0,
+                    slots,
+                    ..ServerOptions::default()
+                };
+                let sizes = tensors(DataType::F32, &[COUNT - 70, 70]);
+                let server = ParameterServer::new(&comm, sizes, options).unwrap();
+                if comm.rank() > 0 {
+                    let weights = [Buffer::from_vec(vec![0f32; COUNT])];
+                    let before = server.gradients::<f32>().unwrap_err().to_string();
+                    assert!(before.contains("init first"), "{before}");
+                    server.init(&weights).unwrap();
+                    let wrong = server.gradients::<bf16>().unwrap_err().to_string();
+                    assert!(wrong.contains("has f32"), "{wrong}");
+                    for step in 1..=10 {
+                        let own = vec![-(step as f32); COUNT];
+                        // Now and then from another place.
+                        if step % 4 == 0 {
+                            server.push(&[Buffer::from_vec(own)]).unwrap();
+                        } else {
+                            let gradients = server.gradients::<f32>().unwrap();
+                            gradients.write(0, &own).unwrap();
+                            if comm.rank() == 2 && step == 1 {
+                                comm.recv(&mut [0u8], 1).unwrap();
+                            }
+                            server.push(std::slice::from_ref(&gradients)).unwrap();
+                            if comm.rank() == 1 && step == 1 {
+                                // The other worker has not pushed: this push is in no weights.
+                                let is_lent = gradients.write(0, &own);
+                                assert!(matches!(is_lent, Err(Error::InUse { .. })));
+                                comm.send(&[0u8], 2).unwrap();
+                            }
+                        }
+                        server.wait_ok().unwrap();
+                        server.pull(&weights).unwrap();
+                        let sum = (step * (step + 1) / 2) as f32;
+                        assert_eq!(weights[0].to_vec().unwrap(), vec![sum; COUNT]);
+                    }
+                }
+                if let Some(report) = server.finish().unwrap() {
+                    assert!(report.lost.is_empty() && report.version == 10, "{report:?}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
 fn a_function_updates_the_weights_of_each_part_once() {
     for (pulls, servers) in [(DataType::F32, vec![0]), (DataType::Bf16, vec![1, 0])] {
         ranks((2, "shm"), |comm| {

@@ -4,7 +4,8 @@
 //! [`Ledger`]: the others tell it what has come, and it tells them the order.
 
 use super::checkpoint::{self, Checkpoint, Rule};
-use super::layout::{BY_LOAD, READY_BITS, SKIPPED, parts_of, word_of};
+use super::home::Homes;
+use super::layout::{BY_LOAD, LIES_THERE, READY_BITS, SKIPPED, parts_of, word_of};
 use super::options::{NonFinitePush, ServerOptions};
 use super::order::{entry_of, value_of};
 use super::report::{Counts, ServerReport};
@@ -15,6 +16,7 @@ use super::weights::{UpdateFn, Weights};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::View;
+use crate::optimizer;
 use crate::staleness::{Entry, Ledger};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,8 +29,8 @@ struct Pushes {
     come: u64,
     done: u64,
     before: u64,
-    /// The versions that those which are not applied were computed from.
-    pulled: VecDeque<u32>,
+    /// Those that are not applied: the versions that they were computed from, and where they lie.
+    waiting: VecDeque<(u32, View)>,
     /// It pushes no more.
     is_finished: bool,
     /// Its requests that the first shard has put in order, and its word of the last answer.
@@ -46,6 +48,7 @@ pub struct Shard {
     index: usize,
     options: ServerOptions,
     weights: Weights,
+    homes: Homes,
     /// Of the first shard.
     ledger: Option<Ledger>,
     signals: Signals,
@@ -106,6 +109,7 @@ impl Shard {
         };
         Ok(Shard {
             ledger,
+            homes: Homes::new(workers),
             signals: Signals::new(),
             workers: vec![Pushes::default(); workers],
             skipped: vec![0; shards * workers],
@@ -138,6 +142,8 @@ impl Shard {
         let words = self.shared.layout.server_words();
         self.seen.0 = words.map(|at| self.word(at)).collect();
         self.begin()?;
+        self.homes
+            .note(&self.shared, self.index, &mut self.signals)?;
         self.note_pushes()?;
         self.note_ends()?;
         self.make_order()?;
@@ -242,8 +248,13 @@ impl Shard {
                 )));
             }
             let push = pushes.come - 1;
-            pushes.pulled.push_back(pulled);
-            let is_skipped = self.is_left_out(worker, push)?;
+            let place = match pulled & LIES_THERE {
+                0 => self.weights.slot(worker, push),
+                _ => self.homes.place(&shared, (self.index, worker), push)?,
+            };
+            let waiting = &mut self.workers[worker].waiting;
+            waiting.push_back((pulled & !LIES_THERE, place));
+            let is_skipped = self.is_left_out(worker, push, place)?;
             match &mut self.ledger {
                 Some(ledger) if is_skipped => ledger.skip(worker as u32),
                 Some(_) => {}
@@ -303,9 +314,9 @@ impl Shard {
     ///
     /// # Errors
     /// It has a NaN or an infinity, and that is an error.
-    fn is_left_out(&self, worker: usize, push: u64) -> Result<bool> {
+    fn is_left_out(&self, worker: usize, push: u64, place: View) -> Result<bool> {
         let is_bad = self.options.nonfinite != NonFinitePush::Accept
-            && self.weights.has_nonfinite(worker, push);
+            && optimizer::has_nonfinite(self.shared.layout.gradients, place);
         if is_bad && self.options.nonfinite == NonFinitePush::Error {
             let layout = &self.shared.layout;
             return Err(Error::invalid(format!(
@@ -445,15 +456,17 @@ impl Shard {
     fn take_push(&mut self, worker: usize, is_skipped: bool) -> Result<()> {
         let version = self.weights.version();
         let pushes = &mut self.workers[worker];
-        let pulled = pushes.pulled.pop_front().unwrap_or(version as u32);
-        let slot = self.weights.slot(worker, pushes.done);
+        let Some((pulled, place)) = pushes.waiting.pop_front() else {
+            let text = format!("a push of worker {worker} that has not come is in order");
+            return Err(Error::Malformed(text));
+        };
         pushes.done += 1;
         if is_skipped {
             self.counts.skipped += 1;
             return self.tell_applied(worker);
         }
         self.counts.note_staleness(version, pulled);
-        self.open.push((worker, slot));
+        self.open.push((worker, place));
         Ok(())
     }
 

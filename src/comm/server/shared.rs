@@ -1,8 +1,9 @@
 //! [`Shared`]: the communicator and the windows of a parameter server.
 
 use super::layout::Layout;
-use crate::comm::{Communicator, Window};
+use crate::comm::{Buffer, Communicator, Window};
 use crate::error::Result;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// What a rank's shard and its worker share.
@@ -13,6 +14,9 @@ pub struct Shared {
     pub tensors: String,
     pub data: Window<u8>,
     pub words: Window<u64>,
+    /// Memory for gradients that shards may have mapped. It goes after the communicator: who has
+    /// mapped it relies on it while this rank is connected.
+    pub home: OnceLock<Buffer<u8>>,
 }
 
 impl Shared {

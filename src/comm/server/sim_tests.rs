@@ -260,7 +260,7 @@ impl Rank {
                         self.gradient
                             .write(0, &vec![value; self.gradient.len()])
                             .unwrap();
-                        worker.start_push(self.gradient.cast().unwrap());
+                        worker.start_push(self.gradient.cast().unwrap()).unwrap();
                         State::Pushing
                     }
                 },

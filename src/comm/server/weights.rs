@@ -176,11 +176,6 @@ impl Weights {
         self.part(layout.slot(self.index, worker, push), layout.gradients)
     }
 
-    /// Whether a push has a NaN or an infinity.
-    pub fn has_nonfinite(&self, worker: usize, push: u64) -> bool {
-        optimizer::has_nonfinite(self.shared.layout.gradients, self.slot(worker, push))
-    }
-
     /// The weights to begin with are there: writes them in the type in which they are pulled.
     pub fn publish_first(&self) {
         let layout = &self.shared.layout;

@@ -2,7 +2,8 @@
 //!
 //! Nothing here waits: [`Worker::turn`] does what can be done now.
 
-use super::layout::{BY_INIT, BY_LOAD, READY_BITS, parts_of, word_of};
+use super::home::Home;
+use super::layout::{BY_INIT, BY_LOAD, LIES_THERE, READY_BITS, parts_of, word_of};
 use super::request::{Failure, Request};
 use super::shared::Shared;
 use super::signals::Signals;
@@ -62,8 +63,10 @@ pub struct Worker {
     pub clock: u64,
     /// The version of the last pull, the oldest of all shards.
     pulled: u64,
-    /// Its word in each shard, as it has made it.
-    pushed: u64,
+    /// Its words in the shards, as it has made them.
+    pushed: Vec<u64>,
+    /// The gradients that are being pushed lie in its own memory for them.
+    lies_there: bool,
     /// What is pushed: bytes of all tensors; the shards that have no room yet, and the operations.
     source: Option<Buffer<u8>>,
     unsent: Vec<usize>,
@@ -73,6 +76,7 @@ pub struct Worker {
     pullers: Vec<Puller>,
     /// Two words for each shard: the versions that a pull reads there.
     versions: Buffer<u64>,
+    home: Home,
     /// A request that is being put to all shards.
     request: Vec<Operation>,
     /// Requests that have been started, and those of which the first shard was told.
@@ -99,12 +103,14 @@ impl Worker {
             signals: Signals::new(),
             clock: 0,
             pulled: 0,
-            pushed: 0,
+            pushed: vec![0; shared.layout.shards()],
+            lies_there: false,
             source: None,
             unsent: Vec::new(),
             sends: Vec::new(),
             target: None,
             pullers: Vec::new(),
+            home: Home::new(shared.clone()),
             request: Vec::new(),
             asked: 0,
             told: 0,
@@ -234,11 +240,38 @@ impl Worker {
         })
     }
 
+    /// Takes memory for gradients, and tells all shards where it is.
+    pub fn start_home(&mut self) -> Result<()> {
+        self.home.start(self.number, &mut self.signals)
+    }
+
+    /// There is room for the next push in the memory for gradients.
+    pub fn has_room(&self) -> bool {
+        self.home.has_room(self.clock + 1)
+    }
+
+    /// The room for the next push.
+    pub fn slot(&self) -> Option<Buffer<u8>> {
+        self.home.slot(self.clock + 1)
+    }
+
+    /// The pushes that all shards have applied.
+    fn applied_by_all(&self) -> u64 {
+        let shards = 0..self.shared.layout.shards();
+        let behind = |shard| (self.clock as u32).wrapping_sub(self.applied(shard).0);
+        self.clock - u64::from(shards.map(behind).max().unwrap_or(0))
+    }
+
     /// Starts to push gradients, which hold the bytes of all tensors.
-    pub fn start_push(&mut self, gradients: Buffer<u8>) {
+    ///
+    /// # Errors
+    /// Something writes them.
+    pub fn start_push(&mut self, gradients: Buffer<u8>) -> Result<()> {
+        self.lies_there = self.home.lend(&gradients, self.clock + 1)?;
         self.clock += 1;
         self.source = Some(gradients);
         self.unsent = (0..self.shared.layout.shards()).collect();
+        Ok(())
     }
 
     /// Starts to pull weights into memory for the bytes of all tensors.
@@ -276,6 +309,7 @@ impl Worker {
         let words = shared.layout.worker_words();
         self.seen = words.map(|at| shared.words.load(at)).collect();
         self.push()?;
+        self.home.take_back(self.applied_by_all());
         self.go_on_asking()?;
         for shard in 0..self.pullers.len() {
             while self.pull(shard)? {}
@@ -388,8 +422,9 @@ impl Worker {
         let shared = self.shared.clone();
         let layout = &shared.layout;
         if let (Some(source), false) = (&self.source, self.unsent.is_empty()) {
-            let word = word_of(self.clock, self.pulled as u32);
-            let add = word.wrapping_sub(self.pushed);
+            let pulled = self.pulled as u32 & !LIES_THERE;
+            let (pushed, clock) = (&mut self.pushed, self.clock);
+            let (lies_there, home, signals) = (self.lies_there, &self.home, &mut self.signals);
             let (push, sends) = (self.clock - 1, &mut self.sends);
             let mut unsent = std::mem::take(&mut self.unsent);
             let mut failed = Ok(());
@@ -399,9 +434,17 @@ impl Worker {
                 if held >= layout.slots || failed.is_err() {
                     return true;
                 }
-                let part = source.range(layout.bytes(shard, layout.gradients));
+                let is_read = lies_there && home.is_read_by(shard);
+                let flag = if is_read { LIES_THERE } else { 0 };
+                let word = word_of(clock, pulled | flag);
+                let add = word.wrapping_sub(std::mem::replace(&mut pushed[shard], word));
                 let (rank, at) = (layout.servers[shard], layout.slot(shard, self.number, push));
                 let signal = (&shared.words, layout.pushed(self.number));
+                if is_read {
+                    failed = signals.add((&shared.comm, signal.0), (rank, signal.1), add);
+                    return false;
+                }
+                let part = source.range(layout.bytes(shard, layout.gradients));
                 match shared.data.put_signal(&part, rank, at, signal, add) {
                     Ok(send) => sends.push(send),
                     Err(error) => failed = Err(error),
@@ -411,7 +454,7 @@ impl Worker {
             failed?;
             self.unsent = unsent;
             if self.unsent.is_empty() {
-                (self.pushed, self.source) = (word, None);
+                self.source = None;
             }
         }
         end_some(&shared, &mut self.sends)
