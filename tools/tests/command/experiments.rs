@@ -197,3 +197,52 @@ fn staleness_in_virtual_time_keeps_its_bounds_and_names_every_mode() {
         assert!(stderr.contains(reason) && stdout.is_empty(), "{stderr}");
     }
 }
+
+#[test]
+fn workers_that_are_alike_keep_every_bound_with_little_and_with_much_to_send() {
+    let scratch = scratch("dssp-plots");
+    let line = format!(
+        "experiment dssp --part table1,homogeneous --seconds 0.1 --epochs 1 --runs 1 --scale 0.2 --plots {} --json -",
+        scratch.display()
+    );
+    let (code, stdout, stderr) = run(&line);
+    assert_eq!(code, Some(0), "{stderr}");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    let table = document["parts"]["table1"]["results"].as_array().unwrap();
+    assert_eq!(table.len(), 7, "with ranks that are not in the table");
+    let rows = document["parts"]["homogeneous"]["results"]
+        .as_array()
+        .unwrap();
+    // BSP, SSP 3 to 15, two readings of DSSP, ASP.
+    assert_eq!(rows.len(), 2 * 17, "{stdout}");
+    let small = rows.iter().filter(|row| row["communication"] == "small");
+    assert_eq!(small.count(), 17);
+    for row in rows {
+        let mode = row["mode"].as_str().unwrap();
+        let bound = match (mode, mode.strip_prefix("SSP ")) {
+            ("BSP", _) => 1,
+            ("DSSP(3,12) strict", _) => 15,
+            (_, Some(bound)) => bound.parse::<u32>().unwrap() + 1,
+            _ => 10_000,
+        };
+        let drift = row["drift_max"].as_f64().unwrap();
+        assert!(drift <= f64::from(bound), "{row}");
+        assert_eq!(row["speeds"].as_array().unwrap().len(), 4);
+        let least = row["staleness_mean"].as_f64().unwrap();
+        assert!(row["staleness_max"].as_f64().unwrap() >= least, "{row}");
+        assert!(row["seconds_per_epoch"].as_f64().unwrap() > 0.02, "{row}");
+    }
+    for text in [
+        "BSP, SSP, DSSP, ASP (ResNets)",
+        "DSSP strict / mean of SSP",
+        "where ours differ",
+    ] {
+        assert!(stderr.contains(text), "{text}: {stderr}");
+    }
+    for file in ["small", "small-ssp", "large", "large-ssp"] {
+        let path = scratch.join(format!("dssp-homogeneous-{file}.svg"));
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.contains("<polyline"), "{file}");
+    }
+    std::fs::remove_dir_all(&scratch).unwrap();
+}

@@ -5,9 +5,11 @@
 //! one reading gives the paper's times (`linerate`'s module `staleness`). Read first: [`run`], then
 //! `throughput.rs`.
 
+mod homogeneous;
 mod staleness;
 mod table1;
 mod throughput;
+mod training;
 
 use crate::section::Section;
 use clap::{Args, ValueEnum};
@@ -18,6 +20,7 @@ use linerate_job::output;
 use linerate_job::settings::{self, parse_positive};
 use linerate_job::spawn;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -32,13 +35,27 @@ pub enum Part {
     /// Table I of the paper: processes train a classifier with a parameter server, one worker 2.7
     /// times as fast as the other, in real time
     Table1,
+    /// Sections V-B and V-C of the paper: four workers that are alike train with a parameter
+    /// server over a paced link, with little and with much to send, in real time
+    Homogeneous,
+}
+
+impl Part {
+    /// The ranks of a part in real time.
+    fn ranks(&self) -> Option<u32> {
+        match self {
+            Part::Throughput | Part::Staleness => None,
+            Part::Table1 => Some(table1::RANKS),
+            Part::Homogeneous => Some(homogeneous::RANKS),
+        }
+    }
 }
 
 /// Compare bulk synchronous, bounded and unbounded staleness.
 #[derive(Args, Clone, Debug)]
 pub struct DsspArgs {
     /// What is run
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["throughput", "staleness", "table1"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["throughput", "staleness", "table1", "homogeneous"])]
     part: Vec<Part>,
     /// The lower bound of DSSP, s_L
     #[arg(long, default_value_t = 3)]
@@ -52,14 +69,17 @@ pub struct DsspArgs {
     /// The first seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Of table1: milliseconds of a step of the faster worker
+    /// Of table1: milliseconds of a step of the faster worker; of homogeneous: a fifth of a step
     #[arg(long, default_value = "2", value_parser = parse_positive)]
     scale: f64,
     /// Of table1: seconds of a run
     #[arg(long, default_value = "1.5", value_parser = parse_positive)]
     seconds: f64,
-    /// Of table1: runs of each mode
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// Of homogeneous: epochs of a run
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    epochs: u32,
+    /// Of table1 and homogeneous: runs of each mode
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
     /// A folder for plots (SVG); made where it is missing
     #[arg(long, value_name = "FOLDER")]
@@ -75,15 +95,15 @@ pub fn run(args: &DsspArgs) -> ExitCode {
         Ok(modes) => modes,
         Err(reason) => return ending::fail(USAGE, &reason),
     };
-    if !args.part.contains(&Part::Table1) {
-        return ending::end(run_parts(args, &modes, None));
-    }
+    let Some(ranks) = args.part.iter().filter_map(Part::ranks).max() else {
+        return ending::end(run_parts(args, &modes, BTreeMap::new()));
+    };
     if settings::launched().is_some() {
-        return ending::end(run_as_rank(args, &modes));
+        return ending::end(run_as_rank(args, &modes, ranks));
     }
     match unavailable_reason() {
         Some(reason) => ending::end(Err(reason)),
-        None => ExitCode::from(spawn::spawn_self(table1::RANKS, Bind::None)),
+        None => ExitCode::from(spawn::spawn_self(ranks, Bind::None)),
     }
 }
 
@@ -91,20 +111,34 @@ pub fn run(args: &DsspArgs) -> ExitCode {
 fn unavailable_reason() -> Option<String> {
     match settings::from_environment() {
         Ok(config) if config.transport == "sim" => Some(
-            "transport sim has virtual time and table1 real times: LINERATE_TRANSPORT=shm".into(),
+            "transport sim has virtual time, table1 and homogeneous real times: LINERATE_TRANSPORT=shm"
+                .into(),
         ),
         Ok(config) => settings::unavailable_reason(&config.transport),
         Err(reason) => Some(reason),
     }
 }
 
-/// Runs as one of the ranks of table1, of which rank 0 does the rest too.
-fn run_as_rank(args: &DsspArgs, modes: &[Mode]) -> Result<(), String> {
-    settings::check_ranks(Some(table1::RANKS), settings::launched_ranks()?)?;
-    let comm = settings::join(settings::from_environment()?).map_err(|error| error.to_string())?;
-    let trained = table1::run(args, modes, &comm)?;
+/// Sections of the parts in real time, by their names.
+type Trained = BTreeMap<&'static str, Section>;
+
+/// Runs as one of the ranks that train, of which rank 0 does the rest too.
+fn run_as_rank(args: &DsspArgs, modes: &[Mode], ranks: u32) -> Result<(), String> {
+    settings::check_ranks(Some(ranks), settings::launched_ranks()?)?;
+    let config = settings::from_environment()?;
+    let comm = settings::join(config.clone()).map_err(|error| error.to_string())?;
+    let mut trained = Vec::new();
+    if args.part.contains(&Part::Table1) {
+        trained.push(table1::run(args, modes, &comm)?);
+    }
+    if args.part.contains(&Part::Homogeneous) {
+        trained.push(homogeneous::run(args, config, comm.rank())?);
+    }
     match comm.rank() {
-        0 => run_parts(args, modes, Some(trained)),
+        0 => {
+            let trained = trained.into_iter().map(|section| (section.name, section));
+            run_parts(args, modes, trained.collect())
+        }
         _ => Ok(()),
     }
 }
@@ -118,16 +152,17 @@ fn prepare(args: &DsspArgs) -> Result<Vec<Mode>, String> {
     Ok(modes(args.s_lower, args.s_upper - args.s_lower))
 }
 
-fn run_parts(args: &DsspArgs, modes: &[Mode], mut trained: Option<Section>) -> Result<(), String> {
+fn run_parts(args: &DsspArgs, modes: &[Mode], mut trained: Trained) -> Result<(), String> {
     let mut document = Map::new();
     for part in &args.part {
         let section = match part {
-            Part::Throughput => throughput::run(args, modes)?,
-            Part::Staleness => staleness::run(args)?,
-            Part::Table1 => match trained.take() {
-                Some(section) => section,
-                None => continue, // It was named before.
-            },
+            Part::Throughput => Some(throughput::run(args, modes)?),
+            Part::Staleness => Some(staleness::run(args)?),
+            Part::Table1 => trained.remove("table1"),
+            Part::Homogeneous => trained.remove("homogeneous"),
+        };
+        let Some(section) = section else {
+            continue; // It was named before.
         };
         let text = section.text();
         match args.json.as_deref().is_some_and(output::is_stdout) {
@@ -167,6 +202,28 @@ impl Mode {
             Staleness::Asp => (None, None),
         }
     }
+
+    fn is_literal(&self) -> bool {
+        matches!(
+            self.staleness,
+            Staleness::Dssp {
+                release: Release::Literal,
+                ..
+            }
+        )
+    }
+}
+
+/// The modes with SSP of these bounds in place of the paper's.
+fn modes_with_ssp(args: &DsspArgs, bounds: impl IntoIterator<Item = u32>) -> Vec<Mode> {
+    let mut all = modes(args.s_lower, args.s_upper - args.s_lower);
+    all.retain(|mode| !matches!(mode.staleness, Staleness::Ssp(_)));
+    let ssp = bounds.into_iter().map(|bound| Mode {
+        name: format!("SSP {bound}"),
+        staleness: Staleness::Ssp(bound),
+    });
+    all.splice(1..1, ssp);
+    all
 }
 
 /// The paper's modes, and the readings of its DSSP.

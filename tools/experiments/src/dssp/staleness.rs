@@ -6,7 +6,7 @@
 //! weights, and stands beside the bound 4 F L sqrt(2 (s + 1) P T) of Ho et al. (NIPS 2013), which
 //! theorem 2 of the paper has with s = s_L + r_max. The other model is a classifier of digits.
 
-use super::{DsspArgs, Mode, modes};
+use super::{DsspArgs, Mode, modes_with_ssp};
 use crate::digits::{Digits, Image};
 use crate::model::{Classifier, Hyperplane, Verdict};
 use crate::plot::{Chart, Line};
@@ -67,7 +67,7 @@ pub fn run(args: &DsspArgs) -> Result<Section, String> {
     let mut rows = Vec::new();
     for model in ["hyperplane", "digits"] {
         let mut line = Vec::new();
-        for mode in compared(args) {
+        for mode in modes_with_ssp(args, BOUNDS) {
             let outcomes: Vec<Outcome> = (args.seed..args.seed + args.seeds)
                 .map(|seed| measure(model, &mode, seed))
                 .collect::<linerate::Result<_>>()
@@ -110,19 +110,6 @@ pub fn run(args: &DsspArgs) -> Result<Section, String> {
     }
     section.document = Value::Array(rows);
     Ok(section)
-}
-
-/// SSP with every bound, and the other modes.
-fn compared(args: &DsspArgs) -> Vec<Mode> {
-    let all = modes(args.s_lower, args.s_upper - args.s_lower);
-    let is_other = |mode: &Mode| !matches!(mode.staleness, Staleness::Ssp(_));
-    let mut others: Vec<Mode> = all.into_iter().filter(is_other).collect();
-    let ssp = BOUNDS.map(|bound| Mode {
-        name: format!("SSP {bound}"),
-        staleness: Staleness::Ssp(bound),
-    });
-    others.splice(1..1, ssp);
-    others
 }
 
 fn measure(model: &str, mode: &Mode, seed: u64) -> linerate::Result<Outcome> {
