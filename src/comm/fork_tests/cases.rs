@@ -307,6 +307,10 @@ fn of_server(held: &mut Held) -> Vec<Case> {
     let mut cases = vec![
         ("ParameterServer::new", is_refused(made)),
         ("ParameterServer::with_update", is_refused(with_update)),
+        (
+            "ParameterServer::gradients",
+            is_refused(server.gradients::<f32>()),
+        ),
         ("ParameterServer::load", is_refused(server.load("x"))),
         ("ParameterServer::save", is_refused(server.save("x"))),
         ("ParameterServer::set_optimizer", is_refused(set)),

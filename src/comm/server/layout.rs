@@ -224,8 +224,8 @@ impl Layout {
         self.after_arrived() + 2 + 2 * self.workers.len() + worker
     }
 
-    /// Two words of a shard that say where the gradients of a worker lie in its own memory: one more
-    /// than the key of the region, and one more than the offset in it.
+    /// Two words of a shard that say where the gradients of a worker lie in its own memory: one
+    /// more than the key of the region, and one more than the offset in it.
     pub fn home(&self, worker: usize) -> usize {
         self.after_arrived() + 2 + 3 * self.workers.len() + 2 * worker
     }

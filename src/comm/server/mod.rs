@@ -7,10 +7,10 @@
 //! pushes in the order of these numbers.
 //!
 //! `layout.rs` says where everything lies in the windows. `shard.rs` and `worker.rs` are what the
-//! two sides do, `home.rs` is memory of a worker that shards read, `weights.rs` is the memory of a shard and its updates, and `signals.rs` changes
-//! words of other ranks. `order.rs` writes the order down, `request.rs` what workers ask of all
-//! shards, and `checkpoint.rs` the files. A thread drives a shard, or the worker of its rank while
-//! that waits (`service.rs`).
+//! two sides do, `home.rs` is memory of a worker that shards read, `weights.rs` is the memory of
+//! a shard and its updates, and `signals.rs` changes words of other ranks. `order.rs` writes the
+//! order down, `request.rs` what workers ask of all shards, and `checkpoint.rs` the files. A thread
+//! drives a shard, or the worker of its rank while that waits (`service.rs`).
 //!
 //! Read first: [`ParameterServer::new`], then `shard.rs`.
 

@@ -28,6 +28,13 @@ use std::str::FromStr;
 /// A shard has a multiple of this many elements. All shards are then equally long.
 const SHARD_ELEMENTS: u64 = CACHE_LINE_BYTES as u64;
 
+/// Where a worker makes its gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Gradients {
+    Server,
+    Caller,
+}
+
 /// Arguments of `linerate bench push-pull`.
 #[derive(Args, Clone, Debug)]
 pub struct PushPullArgs {
@@ -56,6 +63,11 @@ pub struct PushPullArgs {
     /// Type in which weights are pulled: f32, f16 or bf16
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = parse_type)]
     pub pull: DataType,
+
+    /// Where gradients are made: in memory of the server, which shards of the host read, or in the
+    /// caller's, which is copied to the shards
+    #[arg(long, value_enum, default_value_t = Gradients::Server)]
+    pub gradients: Gradients,
 
     /// Ranks that only serve, the first ones; 0: every rank serves and trains
     #[arg(long, value_name = "K", default_value_t = 0)]
@@ -191,13 +203,27 @@ impl Plan {
         } else {
             f32
         };
-        let gradients = expected::ROTATION as u64 + u64::from(options.slots);
+        let own = match self.args.gradients {
+            Gradients::Server => options.slots,
+            Gradients::Caller => 0,
+        };
+        let gradients = expected::ROTATION as u64 + u64::from(options.slots + own);
         let of_worker = gradient
             .saturating_mul(gradients)
             .saturating_add(pull.saturating_add(first));
         of_worker
             .saturating_mul(u64::from(self.workers()))
             .saturating_add(pull.saturating_mul(2).saturating_add(first))
+    }
+}
+
+impl Gradients {
+    /// As the flag has it.
+    fn name(self) -> &'static str {
+        match self {
+            Gradients::Server => "server",
+            Gradients::Caller => "caller",
+        }
     }
 }
 

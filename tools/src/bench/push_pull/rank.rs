@@ -2,7 +2,7 @@
 
 use super::document::{Document, Entry};
 use super::expected::{self, Expected};
-use super::{Plan, table};
+use super::{Gradients, Plan, table};
 use crate::bench::statistics::Summary;
 use crate::bench::sweep;
 use crate::bench::values::Value;
@@ -88,7 +88,7 @@ fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
     let mut times = Times::new(plan.args.iterations as usize);
     let mut wrong = [0];
     if let Some(workers) = &job.workers {
-        let mut trainer = Trainer::<G, W>::new(&job.comm, &server, count as usize)?;
+        let mut trainer = Trainer::<G, W>::new(job, &server, count as usize)?;
         for _ in 0..plan.args.warmup {
             trainer.step()?;
         }
@@ -117,7 +117,7 @@ fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
         count,
         dtype: plan.args.dtype.name(),
         pull: plan.args.pull.name(),
-        memory: "registered",
+        memory: plan.args.gradients.name(),
         iterations: plan.args.iterations,
         time_us,
         push_us: Summary::of(&times.push),
@@ -134,6 +134,8 @@ fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
 /// A worker with its memory.
 struct Trainer<'a, G: Value, W: Value> {
     server: &'a ParameterServer,
+    /// Whose memory is pushed.
+    place: Gradients,
     gradients: Vec<Buffer<G>>,
     weights: Buffer<W>,
     /// Pushes that were made.
@@ -144,11 +146,8 @@ struct Trainer<'a, G: Value, W: Value> {
 
 impl<'a, G: Value, W: Value> Trainer<'a, G, W> {
     /// Allocates, and gives weights of zero to begin with.
-    fn new(
-        comm: &Communicator,
-        server: &'a ParameterServer,
-        count: usize,
-    ) -> Result<Trainer<'a, G, W>> {
+    fn new(job: &Job, server: &'a ParameterServer, count: usize) -> Result<Trainer<'a, G, W>> {
+        let comm = &job.comm;
         let gradients = (0..expected::ROTATION as u64).map(|step| {
             let gradient = comm.alloc::<G>(count)?;
             for (index, value) in (0..).zip(gradient.as_mut_slice()?.iter_mut()) {
@@ -165,6 +164,7 @@ impl<'a, G: Value, W: Value> Trainer<'a, G, W> {
         server.init(from_ref(&first))?;
         Ok(Trainer {
             server,
+            place: job.plan.args.gradients,
             gradients,
             weights,
             steps: 0,
@@ -174,9 +174,14 @@ impl<'a, G: Value, W: Value> Trainer<'a, G, W> {
 
     /// Pushes and pulls; the times of the push until its OK, and of the pull, us.
     fn step(&mut self) -> Result<(f64, f64)> {
-        let gradient = &self.gradients[self.steps as usize % expected::ROTATION];
+        let mut gradient = self.gradients[self.steps as usize % expected::ROTATION].clone();
+        if self.place == Gradients::Server {
+            let room = self.server.gradients::<G>()?;
+            room.as_mut_slice()?.copy_from_slice(&gradient.as_slice()?);
+            gradient = room;
+        }
         let started = Instant::now();
-        self.server.push(from_ref(gradient))?;
+        self.server.push(from_ref(&gradient))?;
         self.server.wait_ok()?;
         let pushed = started.elapsed();
         self.versions = self.server.pull(from_ref(&self.weights))?;

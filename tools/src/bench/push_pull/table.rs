@@ -10,7 +10,7 @@ pub fn header(plan: &Plan, transport: &str) -> String {
         |count: Option<&u64>| count.map_or(0, |count| count * plan.args.dtype.size_bytes() as u64);
     let about = format!(
         "# linerate {} bench push-pull ranks: {} servers: {} workers: {} transport: {transport} mode: {}\n\
-         # minBytes {} maxBytes {} warmup iters: {} iters: {} memory: registered\n\
+         # minBytes {} maxBytes {} warmup iters: {} iters: {} gradients: {}\n\
          # a time is the median (p50) over steps of the slowest worker's, with no barrier between steps; push: until its OK\n#\n",
         env!("CARGO_PKG_VERSION"),
         plan.ranks,
@@ -21,6 +21,7 @@ pub fn header(plan: &Plan, transport: &str) -> String {
         bytes(plan.counts.last()),
         plan.args.warmup,
         plan.args.iterations,
+        plan.args.gradients.name(),
     );
     let titles = [
         "size", "count", "type", "pull", "mode", "time", "push", "pull", "algbw", "#wrong",
