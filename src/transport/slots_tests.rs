@@ -17,7 +17,9 @@ const TAG: u64 = 4;
 /// Where the peer puts its epoch.
 const WORD: u64 = 0;
 /// Random steps before both sides only connect.
-const STEPS: u32 = 1_500;
+const STEPS: u32 = 3_000;
+/// Steps of one side, on average, while the other one does nothing.
+const RUN: u64 = 10;
 /// Far more than the two need to meet.
 const STEPS_MAX: u32 = 3_000_000;
 /// Time that passes with each.
@@ -205,19 +207,21 @@ fn check(name: &str, ranks: u32, hosts: [u64; 2], seed: u64) {
     let addresses = [0, 1].map(|rank: usize| sides[rank].transport.local_address());
     let keys = [0, 1].map(|rank: usize| sides[rank].key);
     let (mut prng, mut met) = (Prng::new(seed), BTreeSet::new());
-    let mut step = 0;
+    let (mut step, mut at) = (0, 0);
     while step < STEPS || !sides.iter().all(|side| side.has_heard) {
         if step > STEPS_MAX {
             let phases: Vec<_> = sides.iter().map(|side| (side.phase, side.epoch)).collect();
             panic!("{name}, seed {seed}: they do not meet: {phases:?}");
         }
-        let at = prng.below(2) as usize;
+        if prng.below(RUN) == 0 {
+            at = prng.below(2) as usize;
+        }
         let side = &mut sides[at];
         let is_random = step < STEPS;
         match prng.below(100) {
-            0 if is_random => side.disconnect(),
-            0..10 if side.phase == Phase::Ended => side.connect(&addresses[1 - at]),
-            10..40 if side.phase == Phase::Connected => side.receive(),
+            0..2 if is_random => side.disconnect(),
+            0..20 if side.phase == Phase::Ended => side.connect(&addresses[1 - at]),
+            20..40 if side.phase == Phase::Connected => side.receive(),
             40..60 if side.phase == Phase::Connected => side.post(&mut prng, keys[1 - at]),
             60.. => side.poll(Time(1 + u64::from(step) * STEP_NS), &mut met),
             _ => {}

@@ -266,11 +266,6 @@ impl ShmTransport {
         while let Some(received) = self.peers[peer as usize].control.receive() {
             match received {
                 Ok(Received::Nothing) => break,
-                Ok(Received::HungUp) if self.peers[peer as usize].is_connecting() => {
-                    // It was not connected: it has begun anew, or has ended.
-                    self.begin_anew(peer);
-                    break;
-                }
                 Ok(Received::HungUp) => {
                     let cause = format!("{ENDED} (the control socket hung up)");
                     return Err(cause.into());

@@ -10,7 +10,7 @@
 //! another one. It waits (`early.rs`).
 
 use super::ShmTransport;
-use super::control::{Control, Past, PeerProcess};
+use super::control::Past;
 use super::peer::{Peer, PeerState};
 use super::socket::Hello;
 use crate::types::Rank;
@@ -35,17 +35,6 @@ impl ShmTransport {
             let _ = shutdown(&socket, Shutdown::Write);
             p.past = Some(Past::new(socket, process));
         }
-    }
-
-    /// A connection has ended before it was one: another one may come.
-    pub(super) fn begin_anew(&mut self, peer: Rank) {
-        self.unwatch(peer);
-        let p = &mut self.peers[peer as usize];
-        p.control = Control::default();
-        p.process = PeerProcess::default();
-        p.segment = None;
-        p.consumer = None;
-        p.outbound.close();
     }
 
     /// The slot is used again.
