@@ -13,6 +13,8 @@ mod actor;
 mod cases;
 #[path = "conformance/cases_more.rs"]
 mod cases_more;
+#[path = "conformance/cases_slots.rs"]
+mod cases_slots;
 #[path = "conformance/cases_withdrawal.rs"]
 mod cases_withdrawal;
 #[path = "conformance/mutants.rs"]
@@ -86,6 +88,7 @@ clauses! {
     clause_20_a_word_is_changed_once_for_all = 20,
     clause_21_what_a_leaving_rank_has_sent_counts = 21,
     clause_22_a_message_that_waits_is_told = 22,
+    clause_23_a_slot_is_used_again_and_nothing_of_before_is_seen = 23,
 }
 
 #[test]
@@ -133,6 +136,12 @@ const SIMULATED_FAULTS: &[(Fault, u32)] = &[
     (Fault::LeavesAtOnce, 21),
     (Fault::TellsNothing, 22),
     (Fault::TellsTwice, 22),
+    (Fault::DeliversOld, 23),
+    (Fault::PutsOld, 23),
+    (Fault::CompletesOld, 23),
+    (Fault::FailsNew, 23),
+    (Fault::RefusesUsed, 23),
+    (Fault::IgnoresUsed, 23),
 ];
 
 #[test]
@@ -166,6 +175,20 @@ fn faults_between_processes_are_found_out_by_their_clauses() {
         }
         let text = processes::run(provider, case).unwrap_err();
         assert!(text.contains(finding), "{fault:?}: {text}");
+    }
+}
+
+/// On each provider, the cases of slots that are used again find who keeps something of the old
+/// connection.
+#[test]
+fn faults_of_slots_are_found_out_on_every_provider() {
+    let case = "clause_23_a_peer_is_connected_again_and_nothing_of_before_comes";
+    for provider in processes::providers() {
+        for (fault, finding) in processes::FAULTY_SLOTS {
+            let provider = format!("{provider} with {fault:?}");
+            let text = processes::run(&provider, case).expect_err(&provider);
+            assert!(text.contains(finding), "{fault:?}: {text}");
+        }
     }
 }
 

@@ -327,7 +327,7 @@ impl Unauthenticated {
                     (false, true) => Some(Refusal::TlsThere),
                     _ => None,
                 };
-                self.say(&responder.verdict(refusal))?;
+                self.say(&responder.verdict(refusal, 0))?;
                 return match refusal {
                     Some(_) => Ok(Progress::Differs(claim.initiator)),
                     None if credentials.has_tls => {

@@ -78,6 +78,16 @@
 //! 22. A message whose tag begins with three ones ([`tells_arrival`]) and that finds no receive is
 //!     reported once, by [`Event::Unmatched`], before the end of its peer is reported. A later
 //!     receive with its tag meets it.
+//! 23. A slot, the number of a peer, is used again by [`Transport::connect`] once its connection
+//!     has ended: the peer has failed or left, or was disconnected. The new address may be that of
+//!     another process. Each of these calls begins an *epoch* of the slot, and a connection joins
+//!     one epoch of each side, so that a side whose peer has begun another one is told of the end
+//!     of its own and connects again. Of the old epoch, only the ends of its posts are reported
+//!     after the call, all of them before [`Event::Connected`]. What the old peer still sends or
+//!     puts neither arrives in the new epoch nor changes memory after that event: where peers map
+//!     memory, it comes once the old one has let go of that or its process has ended. Posts of the
+//!     new epoch reach no region by what the old peer had told of it; its keys are told anew.
+//!     Meanwhile the connections to other peers go on.
 //!
 //! # What a provider implements
 //!
@@ -308,7 +318,8 @@ pub trait Transport: Rma + Mapping + Signals + Expecting + Diagnostics + Send {
     /// This rank's address, for its peers' [`Transport::connect`].
     fn local_address(&self) -> Address;
 
-    /// Begins to connect to a peer; [`Event::Connected`] says when that is done. To itself, too.
+    /// Begins to connect to a peer; [`Event::Connected`] says when that is done. To itself, too. An
+    /// error while the slot is in use (clause 23).
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()>;
 
     /// Ends the connection (clause 14).
@@ -428,6 +439,8 @@ fn say(rank: Rank, text: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
+#[cfg(test)]
+mod slots_tests;
 #[cfg(test)]
 mod test_posts;
 #[cfg(test)]

@@ -102,6 +102,17 @@ impl Ends {
         self.events.push(event);
     }
 
+    /// Nothing of a connection that has ended is reported but the ends of its posts.
+    pub fn forget(&mut self, of: Rank) {
+        self.events.retain(|event| match *event {
+            Event::Completion(_) => true,
+            Event::Connected(peer)
+            | Event::PeerFailed(peer, _)
+            | Event::PeerLeft(peer, _)
+            | Event::Unmatched(peer, _) => peer != of,
+        });
+    }
+
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }

@@ -67,6 +67,11 @@ impl<T> Registry<T> {
         self.known.get_mut(&key).map(|(_, kept)| kept)
     }
 
+    /// What is kept of every region.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.known.values_mut().map(|(_, kept)| kept)
+    }
+
     #[inline]
     pub fn is_known(&self, key: RegionKey) -> bool {
         self.known.contains_key(&key)

@@ -229,11 +229,25 @@ impl Transport for Router {
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         let (host, near, far) = parse(address)?;
+        let uses_memory = self
+            .ways
+            .get(peer as usize)
+            .is_some_and(|&way| way != Way::Far);
+        if uses_memory {
+            if self.shm.is_in_use(peer) {
+                return Err(Error::invalid(format!(
+                    "rank {peer} is connected already: disconnect it first"
+                )));
+            }
+            // The far provider has expected it, in case that memory cannot be shared.
+            self.disconnect(peer);
+            self.ways[peer as usize] = Way::Far;
+        }
         if host != self.host {
             return self.far.connect(peer, &far);
         }
-        self.shm.connect(peer, &near)?;
         self.far.expect(peer, &far)?;
+        self.shm.connect(peer, &near)?;
         self.ways[peer as usize] = Way::Undecided;
         self.undecided += 1;
         Ok(())

@@ -5,7 +5,7 @@
 //! initiator ── hello: who I am, whom I want, which epoch, why, nonce ──► responder
 //!           ◄── challenge: nonce, HMAC(key, "responder", hello, nonce) ──
 //!           ── proof: HMAC(key, "initiator", hello, both nonces) ──────►
-//!           ◄── verdict: accepted or why not, HMAC ────────────────────
+//!           ◄── verdict: accepted or why not, a detail, HMAC ──────────
 //! ```
 //!
 //! A peer without the job's key gets no further than the challenge, and a recorded hello or proof
@@ -34,6 +34,10 @@ const HELLO: &[u8; 8] = b"lnrths01";
 const CHALLENGE: &[u8; 8] = b"lnrths02";
 const PROOF: &[u8; 8] = b"lnrths03";
 const VERDICT: &[u8; 8] = b"lnrths04";
+
+/// The low bits of a verdict's word say whether it is a refusal; the responder's detail follows.
+const REFUSAL_BITS: u32 = 8;
+const REFUSAL_MASK: u64 = (1 << REFUSAL_BITS) - 1;
 
 /// What went wrong, as the side that found it sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -70,10 +74,12 @@ pub enum Refusal {
     TlsHere,
     /// The initiator encrypts, and the responder does not.
     TlsThere,
+    /// The responder has not connected to the initiator yet, or not again.
+    Early,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 7] = [
+    const ALL: [Refusal; 8] = [
         Refusal::Simultaneous,
         Refusal::Full,
         Refusal::Gone,
@@ -81,6 +87,7 @@ impl Refusal {
         Refusal::CrcThere,
         Refusal::TlsHere,
         Refusal::TlsThere,
+        Refusal::Early,
     ];
 
     fn code(self) -> u64 {
@@ -102,6 +109,7 @@ impl std::fmt::Display for Refusal {
             Refusal::CrcThere => "it has LINERATE_INTEGRITY=off, the rank that connects crc (--integrity crc): all need the same",
             Refusal::TlsHere => "it has LINERATE_TLS=on (--tls), the rank that connects off: all need the same",
             Refusal::TlsThere => "it has LINERATE_TLS=off, the rank that connects on (--tls): all need the same",
+            Refusal::Early => "it does not connect to this rank yet",
         })
     }
 }
@@ -261,8 +269,8 @@ impl Initiator {
         self.key.channel(&self.hello, &self.theirs)
     }
 
-    /// Checks the verdict: whether the connection may be used.
-    pub fn handle_verdict(&self, message: &HandshakeMessage) -> Result<(), HandshakeError> {
+    /// Checks the verdict: the responder's detail, if the connection may be used.
+    pub fn handle_verdict(&self, message: &HandshakeMessage) -> Result<u32, HandshakeError> {
         let code = u64::from_le_bytes(std::array::from_fn(|i| message[40 + i]));
         if &message[..8] != VERDICT || message[48..] != [0; 32] {
             return Err(HandshakeError::Malformed("verdict"));
@@ -276,8 +284,8 @@ impl Initiator {
         keyed(&self.key.0, &parts)
             .verify_slice(&message[8..40])
             .map_err(|_| HandshakeError::WrongProof)?;
-        match code {
-            0 => Ok(()),
+        match code & REFUSAL_MASK {
+            0 => Ok((code >> REFUSAL_BITS) as u32),
             code => Err(Refusal::from_code(code)
                 .map_or(HandshakeError::Malformed("verdict"), |refusal| {
                     HandshakeError::Refused(refusal)
@@ -327,9 +335,10 @@ impl Responder {
         self.key.channel(&self.hello, &self.own)
     }
 
-    /// The last message, after a good proof: accepted, or why not.
-    pub fn verdict(&self, refusal: Option<Refusal>) -> HandshakeMessage {
-        let code = refusal.map_or(0, Refusal::code);
+    /// The last message, after a good proof: accepted, or why not. The detail is free for the
+    /// purpose, and proven like the rest.
+    pub fn verdict(&self, refusal: Option<Refusal>, detail: u32) -> HandshakeMessage {
+        let code = refusal.map_or(0, Refusal::code) | u64::from(detail) << REFUSAL_BITS;
         let parts = [
             b"verdict".as_slice(),
             &self.hello,

@@ -27,9 +27,12 @@ fn proven() -> (Initiator, Responder) {
 #[test]
 fn two_ranks_of_a_job_accept_each_other_or_say_why_not() {
     let (initiator, responder) = proven();
-    initiator.handle_verdict(&responder.verdict(None)).unwrap();
+    for detail in [0, 7, u32::MAX] {
+        let verdict = responder.verdict(None, detail);
+        assert_eq!(initiator.handle_verdict(&verdict), Ok(detail));
+    }
     for refusal in Refusal::ALL {
-        let verdict = responder.verdict(Some(refusal));
+        let verdict = responder.verdict(Some(refusal), 9);
         let refused = Err(HandshakeError::Refused(refusal));
         assert_eq!(initiator.handle_verdict(&verdict), refused);
     }
@@ -84,7 +87,7 @@ fn every_changed_bit_of_every_message_is_found() {
     let (mut initiator, hello) = Initiator::new(&key(), &CLAIM, &[1; 32]);
     let (responder, challenge) = Responder::new(&key(), &hello, &[2; 32]);
     let proof = initiator.handle_challenge(&challenge).unwrap();
-    let verdict = responder.verdict(None);
+    let verdict = responder.verdict(None, 0);
     for bit in 0..8 * HANDSHAKE_BYTES {
         let changed = |message: &HandshakeMessage| {
             let mut message = *message;
@@ -136,7 +139,7 @@ fn good() -> (Initiator, Responder, [HandshakeMessage; 4]) {
     let (mut initiator, hello) = Initiator::new(&key(), &CLAIM, &[1; 32]);
     let (responder, challenge) = Responder::new(&key(), &hello, &[2; 32]);
     let proof = initiator.handle_challenge(&challenge).unwrap();
-    let refused = responder.verdict(Some(Refusal::Full));
+    let refused = responder.verdict(Some(Refusal::Full), 0);
     (initiator, responder, [hello, challenge, proof, refused])
 }
 
@@ -159,7 +162,7 @@ fn mutated_handshakes_are_refused_and_every_refusal_is_reached() {
             0 => Claim::parse(&message).map(|_| ()),
             1 => initiator.handle_challenge(&message).map(|_| ()),
             2 => responder.handle_proof(&message),
-            _ => initiator.handle_verdict(&message),
+            _ => initiator.handle_verdict(&message).map(|_| ()),
         };
         // A hello proves nothing by itself, and the verdict is a refusal.
         let may_pass = which == 0 || is_same;

@@ -110,6 +110,14 @@ impl Peers {
         self.failed.contains(&peer) || self.silent.contains(&peer)
     }
 
+    /// What was known of the last connection to a peer does not count any more.
+    fn renew(&mut self, peer: Rank) {
+        self.failed.remove(&peer);
+        self.left.remove(&peer);
+        self.silent.remove(&peer);
+        self.may_lose.remove(&peer);
+    }
+
     /// A peer fails once, with a cause, and only where the script allows it.
     fn note_failure(&mut self, peer: Rank, text: &str) -> Checked {
         if self.silent.contains(&peer) {
@@ -129,17 +137,19 @@ impl Peers {
 }
 
 impl Actor {
-    /// Role `rank` of a case; `addresses` are those of all ranks.
-    pub fn new(case: &Case, rank: Rank, addresses: Vec<Address>) -> Actor {
+    /// A role of a case; `addresses` are those of all roles.
+    pub fn new(case: &Case, role: u32, mut addresses: Vec<Address>) -> Actor {
+        let rank = case.rank_of(role);
+        addresses.swap(rank as usize, role as usize);
         Actor {
             rank,
-            steps: case.roles[rank as usize].clone(),
+            steps: case.roles[role as usize].clone(),
             clock: case.clock,
             at: 0,
             count: 0,
             steps_total: 0,
             is_begun: false,
-            peers: Peers::connecting(addresses.len() as u32),
+            peers: Peers::connecting(case.ranks()),
             addresses,
             posts: BTreeMap::new(),
             own_token_last: TOKEN_OWN,
@@ -154,6 +164,11 @@ impl Actor {
             events_before: 0,
             told: BTreeSet::new(),
         }
+    }
+
+    /// Its rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
     }
 
     /// Where it is, for messages.
@@ -223,7 +238,14 @@ impl Actor {
     /// What must hold for every event, whatever the script.
     fn note(&mut self, event: Event) -> Checked {
         match event {
-            Event::Connected(peer) if self.peers.connecting.remove(&peer) => Ok(()),
+            Event::Connected(peer) if self.peers.connecting.remove(&peer) => {
+                self.peers.renew(peer);
+                let is_old = |post: &Post| post.peer == peer && post.end.is_none();
+                match self.posts.iter().find(|(_, post)| is_old(post)) {
+                    Some((token, _)) => Err(format!("connected before post {token} has ended")),
+                    None => Ok(()),
+                }
+            }
             Event::Connected(peer) => Err(format!("connected to rank {peer} twice")),
             Event::PeerFailed(peer, text) => self.peers.note_failure(peer, &text),
             Event::PeerLeft(peer, word) => {
@@ -313,6 +335,28 @@ impl Actor {
             Step::Disconnect { peer } => {
                 transport.disconnect(peer);
                 self.peers.silent.insert(peer);
+                Ok(Progress::Moved)
+            }
+            Step::Connect { peer, address } => {
+                let address = &self.addresses[address];
+                transport
+                    .connect(peer, address)
+                    .map_err(|e| e.to_string())?;
+                self.peers.connecting.insert(peer);
+                self.signals_sent.remove(&peer);
+                self.signals_seen.remove(&peer);
+                self.told.retain(|&(from, _)| from != peer);
+                Ok(Progress::Moved)
+            }
+            Step::RefusedConnect { peer } => {
+                let address = &self.addresses[peer as usize];
+                match transport.connect(peer, address) {
+                    Ok(()) => Err(format!("rank {peer} is connected twice at once")),
+                    Err(_) => Ok(Progress::Moved),
+                }
+            }
+            Step::Wipe { region } => {
+                access::fill(self.regions[&region].1.view(), 0);
                 Ok(Progress::Moved)
             }
             Step::MayLose { peer } => {

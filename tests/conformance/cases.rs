@@ -1,5 +1,5 @@
 //! The cases of clauses 1 to 9: queues, completions, failures, matching, lengths. The rest is in
-//! `cases_more.rs` and `cases_withdrawal.rs`.
+//! `cases_more.rs`, `cases_withdrawal.rs` and `cases_slots.rs`.
 
 use super::script::Step::*;
 use super::script::{Case, Clock, Step};
@@ -98,6 +98,7 @@ pub fn all() -> Vec<Case> {
     ];
     cases.extend(super::cases_more::all());
     cases.extend(super::cases_withdrawal::all());
+    cases.extend(super::cases_slots::all());
     cases
 }
 

@@ -32,7 +32,7 @@ pub fn share(to: u32, region: u8, bytes: usize) -> Step {
     Share { region, bytes, to }
 }
 
-fn bad_key(token: u64) -> Step {
+pub fn bad_key(token: u64) -> Step {
     Expect {
         token,
         outcome: Outcome::BadKey,

@@ -1,5 +1,8 @@
 //! Transports with one fault each: canaries, for which the suite must fail.
 
+#[path = "mutants_slots.rs"]
+mod slots;
+
 use super::access::{self, TestPosts};
 use linerate::transport::{
     Address, Atomic, Capabilities, Completion, Diagnostics, Event, Expecting, Mapping, Outcome,
@@ -7,6 +10,7 @@ use linerate::transport::{
     WaitSource, tag_class,
 };
 use linerate::{Rank, Result};
+use slots::Old;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,6 +84,18 @@ pub enum Fault {
     TellsNothing,
     /// They are told twice.
     TellsTwice,
+    /// A message of the old connection comes in the next one.
+    DeliversOld,
+    /// A put of the old connection is done in the next one.
+    PutsOld,
+    /// Posts of the old connection end in the next one.
+    CompletesOld,
+    /// The end of the old connection is told in the next one.
+    FailsNew,
+    /// A slot that was used is not connected again, which is told.
+    RefusesUsed,
+    /// A slot that was used is not connected again, which is not told.
+    IgnoresUsed,
 }
 
 /// Tokens from here on are the mutant's own.
@@ -124,6 +140,7 @@ pub struct Mutant {
     key_first: Option<RegionKey>,
     /// Sends that have not completed.
     withdrawable: Vec<(Rank, u64)>,
+    old: Old,
 }
 
 impl Mutant {
@@ -143,6 +160,7 @@ impl Mutant {
             reported: HashSet::new(),
             key_first: None,
             withdrawable: Vec::new(),
+            old: Old::default(),
         }
     }
 
@@ -186,6 +204,21 @@ impl Mutant {
         });
     }
 
+    /// What becomes of events.
+    fn mutate_all(&mut self, events: Vec<Event>, found: &mut Vec<Event>) {
+        for event in events {
+            match (self.fault, &event) {
+                (Fault::TellsNothing, Event::Unmatched(..)) => {}
+                (Fault::TellsTwice, Event::Unmatched(..)) => found.extend([event.clone(), event]),
+                (_, &Event::Connected(peer)) => {
+                    found.push(event);
+                    self.meet_again(peer, found);
+                }
+                _ => found.extend(self.mutate(event)),
+            }
+        }
+    }
+
     /// What becomes of an event: nothing, one or two.
     fn mutate(&mut self, event: Event) -> Vec<Event> {
         let Event::Completion(mut end) = event else {
@@ -194,6 +227,11 @@ impl Mutant {
             return vec![event; count];
         };
         self.withdrawable.retain(|&(_, token)| token != end.token);
+        let is_old = self.old.disconnected.contains(&end.peer);
+        if self.fault == Fault::CompletesOld && end.outcome == Outcome::Flushed && is_old {
+            self.old.ends.push(event);
+            return Vec::new();
+        }
         match (self.fault, end.outcome) {
             (Fault::CompletesTwice, _) => return vec![Event::Completion(end); 2],
             (Fault::ForgetsFlushed, Outcome::Flushed) => return Vec::new(),
@@ -205,7 +243,9 @@ impl Mutant {
                 | Fault::CompletesPutsEarly
                 | Fault::WithdrawsInWord
                 | Fault::InjectsLater
-                | Fault::ChangesTwice,
+                | Fault::ChangesTwice
+                | Fault::DeliversOld
+                | Fault::PutsOld,
                 _,
             ) if self.reported.remove(&end.token) => {
                 return Vec::new();
@@ -232,6 +272,15 @@ impl Transport for Mutant {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
+        let is_used = !self.old.used.insert(peer);
+        match self.fault {
+            Fault::IgnoresUsed if is_used => return Ok(()),
+            Fault::RefusesUsed if is_used => return self.inner.connect(Rank::MAX, address),
+            _ => {}
+        }
+        if is_used {
+            self.old.again.insert(peer);
+        }
         self.inner.connect(peer, address)
     }
 
@@ -241,6 +290,7 @@ impl Transport for Mutant {
 
     fn disconnect(&mut self, peer: Rank) {
         self.inner.disconnect(peer);
+        self.old.disconnected.insert(peer);
         if self.fault == Fault::TalksAfterDisconnect {
             let cause = "it was disconnected".to_string();
             self.early.push(Event::PeerFailed(peer, cause));
@@ -270,6 +320,10 @@ impl Transport for Mutant {
         token: u64,
     ) -> Posted {
         let bytes = source.len_bytes();
+        self.post_old();
+        if bytes <= 64 {
+            self.old.sends.insert(peer, (tag, header, source));
+        }
         if self.fault == Fault::SwapsOrder && bytes > 0 {
             let is_second = self.held.first().is_some_and(|h| (h.0, h.1) == (peer, tag));
             if !is_second {
@@ -325,6 +379,10 @@ impl Transport for Mutant {
             self.held_polls = 4;
             return Ok(true);
         }
+        self.post_old();
+        if source.len_bytes() <= 64 {
+            self.old.sends.insert(peer, (tag, header, source));
+        }
         self.inner.test_inject(peer, tag, header, source)
     }
 
@@ -360,13 +418,7 @@ impl Transport for Mutant {
         let mut found = std::mem::take(&mut self.early);
         let mut inner = Vec::new();
         self.inner.poll(now, &mut inner);
-        for event in inner {
-            match (self.fault, &event) {
-                (Fault::TellsNothing, Event::Unmatched(..)) => {}
-                (Fault::TellsTwice, Event::Unmatched(..)) => found.extend([event.clone(), event]),
-                _ => found.extend(self.mutate(event)),
-            }
-        }
+        self.mutate_all(inner, &mut found);
         if self.fault == Fault::FlushesFirst {
             found.sort_by_key(|event| matches!(event, Event::PeerFailed(..)));
         }
@@ -397,7 +449,9 @@ impl Transport for Mutant {
     }
 
     fn poll_slow(&mut self, now: Time, events: &mut Vec<Event>) {
-        self.inner.poll_slow(now, events);
+        let mut inner = Vec::new();
+        self.inner.poll_slow(now, &mut inner);
+        self.mutate_all(inner, events);
     }
 
     fn next_timeout(&self) -> Option<Time> {
@@ -421,6 +475,7 @@ impl Rma for Mutant {
         if self.fault == Fault::ForgetsEmpty && source.len_bytes() == 0 {
             return Ok(());
         }
+        self.old.puts.insert(peer, (source, destination));
         let posted = self.inner.test_put(peer, source, destination, token);
         if self.fault == Fault::CompletesPutsEarly && posted.is_ok() {
             self.report_early(peer, token, Outcome::Done, source.len_bytes());

@@ -88,6 +88,13 @@ pub const FAULTY: [(&str, &str, Fault); 3] = [
     ),
 ];
 
+/// Faults that every provider may have, as `PROVIDER with FAULT`, and how they are found.
+pub const FAULTY_SLOTS: [(Fault, &str); 3] = [
+    (Fault::DeliversOld, "the header is"),
+    (Fault::CompletesOld, "connected before post"),
+    (Fault::RefusesUsed, "of a job of"),
+];
+
 /// `provider/case/role/ranks/nonce`, for children.
 const ROLE_VARIABLE: &str = "LINERATE_CONFORMANCE_ROLE";
 
@@ -129,13 +136,19 @@ struct Opened {
 /// Makes the transport of one role. `nonce` belongs to the job, and what follows it by less than
 /// 256 too.
 fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, String> {
-    if let Some((_, of, fault)) = FAULTY.iter().find(|(name, ..)| *name == provider) {
+    let known = FAULTY.iter().find(|(name, ..)| *name == provider);
+    let faulty = known.map(|&(_, of, fault)| (of, fault)).or_else(|| {
+        let (of, name) = provider.split_once(" with ")?;
+        let mut faults = FAULTY_SLOTS.iter().map(|&(fault, _)| fault);
+        Some((of, faults.find(|fault| format!("{fault:?}") == name)?))
+    });
+    if let Some((of, fault)) = faulty {
         let Opened { transport, advance } = open(of, rank, ranks, nonce)?;
         let surroundings = Surroundings {
             rank,
             advance: Box::new(|| {}),
         };
-        let transport = Box::new(Mutant::new(transport, *fault, surroundings));
+        let transport = Box::new(Mutant::new(transport, fault, surroundings));
         return Ok(Opened { transport, advance });
     }
     match provider {
@@ -214,7 +227,9 @@ fn play(text: &str) -> Result<Progress, String> {
     let (role, ranks) = (number(role)? as u32, number(ranks)? as u32);
     let case = (cases::all().into_iter().find(|case| case.name == name))
         .ok_or_else(|| format!("no case is called {name}"))?;
-    let mut opened = open(provider, role, ranks, number(nonce)?)?;
+    // A successor's nonce is its own, as those of ranks are.
+    let nonce = number(nonce)? + u64::from(role - case.rank_of(role));
+    let mut opened = open(provider, case.rank_of(role), ranks, nonce)?;
     println!("\n@address {}", to_hex(&opened.transport.local_address()));
     let mut line = String::new();
     std::io::stdin()
@@ -258,10 +273,10 @@ fn step_to_end(opened: &mut Opened, actor: &mut Actor) -> Result<Progress, Strin
 pub fn run(provider: &str, name: &str) -> Result<(), String> {
     let case = (cases::all().into_iter().find(|case| case.name == name))
         .ok_or_else(|| format!("no case is called {name}"))?;
-    let ranks = case.roles.len();
+    let ranks = case.ranks();
     let nonce = new_nonce();
     let mut roles = Vec::new();
-    for role in 0..ranks {
+    for role in 0..case.roles.len() {
         let mut child = role_command(&format!("{provider}/{name}/{role}/{ranks}/{nonce}"));
         roles.push(Child::start(&mut child));
     }

@@ -210,6 +210,20 @@ pub enum Step {
     Disconnect {
         peer: Rank,
     },
+    /// Uses the slot of a peer that was disconnected or is lost again, and waits until it is
+    /// connected. `address` is that of this role.
+    Connect {
+        peer: Rank,
+        address: usize,
+    },
+    /// A slot that is in use is not connected.
+    RefusedConnect {
+        peer: Rank,
+    },
+    /// Fills an own region with zeros.
+    Wipe {
+        region: u8,
+    },
     /// From now on the peer may fail at any time.
     MayLose {
         peer: Rank,
@@ -266,6 +280,8 @@ pub struct Case {
     pub name: &'static str,
     pub clock: Clock,
     pub roles: Vec<Vec<Step>>,
+    /// The last role is another process of this rank.
+    pub succeeds: Option<Rank>,
 }
 
 impl Case {
@@ -291,6 +307,28 @@ impl Case {
             name,
             clock: Clock::Real,
             roles,
+            succeeds: None,
+        }
+    }
+
+    /// The last role is another process of this rank, whose first one ends.
+    pub fn with_successor(self, of: Rank) -> Case {
+        Case {
+            succeeds: Some(of),
+            ..self
+        }
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.roles.len() as u32 - u32::from(self.succeeds.is_some())
+    }
+
+    /// The rank that a role has.
+    pub fn rank_of(&self, role: u32) -> Rank {
+        match self.succeeds {
+            Some(of) if role == self.ranks() => of,
+            _ => role,
         }
     }
 

@@ -3,41 +3,54 @@
 use super::actor::{Actor, Progress};
 use super::mutants::{Fault, Mutant, Surroundings};
 use super::script::Case;
+use linerate::Rank;
 use linerate::sim::{Hosts, Link, SimOptions, World};
 use linerate::transport::{Address, Transport};
 
 /// More steps than any case takes: a case that needs more is stuck.
 const STEPS_MAX: u32 = 1_000_000;
 
+/// Where the transport of a role is.
+enum Place {
+    Taken(Box<dyn Transport>),
+    /// It comes when the first transport of this rank is gone.
+    Succeeds(Rank),
+    Left,
+}
+
+fn transport_of(world: &World, rank: Rank, fault: Option<Fault>) -> Box<dyn Transport> {
+    let inner: Box<dyn Transport> = Box::new(world.transport(rank));
+    let Some(fault) = fault else {
+        return inner;
+    };
+    let world = world.clone();
+    let advance = Box::new(move || {
+        world.advance();
+    });
+    let surroundings = Surroundings { rank, advance };
+    Box::new(Mutant::new(inner, fault, surroundings))
+}
+
 /// Runs a case in a world whose weather follows from the seed; with a fault, every rank's transport
 /// has it.
 pub fn run(case: &Case, seed: u64, fault: Option<Fault>) -> Result<(), String> {
-    let world = World::new(weather(case.roles.len() as u32, seed));
-    let ranks = 0..case.roles.len() as u32;
-    let mut transports: Vec<Option<Box<dyn Transport>>> = ranks
-        .clone()
-        .map(|rank| {
-            let inner: Box<dyn Transport> = Box::new(world.transport(rank));
-            let Some(fault) = fault else {
-                return Some(inner);
-            };
-            let world = world.clone();
-            let advance = Box::new(move || {
-                world.advance();
-            });
-            let surroundings = Surroundings { rank, advance };
-            Some(Box::new(Mutant::new(inner, fault, surroundings)))
-        })
+    let world = World::new(weather(case.ranks(), seed));
+    let mut places: Vec<Place> = (0..case.ranks())
+        .map(|rank| Place::Taken(transport_of(&world, rank, fault)))
         .collect();
-    let addresses: Vec<Address> = (transports.iter().flatten())
-        .map(|transport| transport.local_address())
+    let address = |role| match places.get(case.rank_of(role) as usize) {
+        Some(Place::Taken(transport)) => transport.local_address(),
+        _ => unreachable!("each rank has a transport"),
+    };
+    let roles = 0..case.roles.len() as u32;
+    let addresses: Vec<Address> = roles.clone().map(address).collect();
+    let mut actors: Vec<Actor> = roles
+        .map(|role| Actor::new(case, role, addresses.clone()))
         .collect();
-    let mut actors: Vec<Actor> = ranks
-        .map(|rank| Actor::new(case, rank, addresses.clone()))
-        .collect();
-    let result = step_all(&world, &mut actors, &mut transports);
+    places.extend(case.succeeds.map(Place::Succeeds));
+    let result = step_all(&world, &mut actors, &mut places, fault);
     // The transports go before the memory that the actors lent them.
-    drop(transports);
+    drop(places);
     result.map_err(|text| format!("{}, seed {seed}: {text}", case.name))
 }
 
@@ -72,13 +85,21 @@ fn weather(ranks: u32, seed: u64) -> SimOptions {
 fn step_all(
     world: &World,
     actors: &mut [Actor],
-    transports: &mut [Option<Box<dyn Transport>>],
+    places: &mut [Place],
+    fault: Option<Fault>,
 ) -> Result<(), String> {
     let mut idle_rounds = 0;
     for _ in 0..STEPS_MAX {
         let (mut is_moved, mut is_counting, mut is_over) = (false, false, true);
-        for ((rank, actor), place) in (0..).zip(actors.iter_mut()).zip(transports.iter_mut()) {
-            let Some(transport) = place else {
+        for (actor, place) in actors.iter_mut().zip(places.iter_mut()) {
+            if let Place::Succeeds(rank) = *place {
+                is_over = false;
+                if world.is_vacant(rank) {
+                    *place = Place::Taken(transport_of(world, rank, fault));
+                }
+                continue;
+            }
+            let Place::Taken(transport) = place else {
                 continue;
             };
             let before = world.now();
@@ -95,10 +116,10 @@ fn step_all(
             is_counting |= progress == Progress::Counting;
             is_over &= progress == Progress::Done;
             if progress == Progress::Exit {
-                world.kill(rank);
+                world.kill(actor.rank());
             }
             if is_gone {
-                *place = None;
+                *place = Place::Left;
             }
         }
         if is_over {

@@ -1,9 +1,10 @@
-//! [`Control`]: the socket to one peer over which memory and news travel, and [`PeerProcess`]: the
-//! process at its other end.
+//! [`Control`]: the socket to one peer over which memory and news travel, [`PeerProcess`]: the
+//! process at its other end, and [`Past`]: both after the end of the connection.
 
 use super::fetch::{Guard, Readable};
 use super::socket::{self, Received, SocketMessage};
 use crate::error::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -42,8 +43,9 @@ impl Control {
         self.socket = Some(socket);
     }
 
-    pub fn close(&mut self) {
-        self.socket = None;
+    /// Uses it no more, and gives it back.
+    pub fn close(&mut self) -> Option<OwnedFd> {
+        self.socket.take()
     }
 
     pub fn is_open(&self) -> bool {
@@ -187,8 +189,40 @@ impl PeerProcess {
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
 
-    /// It is not looked at any more.
-    pub fn forget(&mut self) {
-        self.descriptor = None;
+    /// It is not looked at any more; what becomes readable when it ends.
+    pub fn forget(&mut self) -> Option<OwnedFd> {
+        self.descriptor.take()
+    }
+}
+
+/// A connection that has ended here: its socket, and what becomes readable when the process at its
+/// other end ends.
+#[derive(Debug)]
+pub struct Past {
+    socket: OwnedFd,
+    process: Option<OwnedFd>,
+}
+
+impl Past {
+    pub fn new(socket: OwnedFd, process: Option<OwnedFd>) -> Past {
+        Past { socket, process }
+    }
+
+    /// Whether the other side writes into this rank's memory no more.
+    pub fn has_let_go(&self) -> bool {
+        loop {
+            match socket::receive(self.socket.as_fd()) {
+                // What it still says is of a connection that has ended.
+                Ok(Received::Message(..)) => {}
+                Ok(Received::HungUp) => return true,
+                // Behind a message that cannot be read, the next look goes on.
+                Ok(Received::Nothing) | Err(_) => break,
+            }
+        }
+        let has_ended = |process: &OwnedFd| {
+            let mut set = [PollFd::new(process, PollFlags::IN)];
+            poll(&mut set, Some(&Timespec::default())) == Ok(1)
+        };
+        self.process.as_ref().is_some_and(has_ended)
     }
 }

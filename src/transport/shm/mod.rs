@@ -6,13 +6,14 @@
 //! Puts and gets are copies in mapped memory by the rank that posts them. Nothing appears in
 //! /dev/shm: all memory is memfds, whose descriptors travel over Unix sockets.
 //!
-//! Set-up and control sockets are in `setup.rs`, the look at all of them in `watch.rs`, messages in
-//! `messages.rs`, the ring in `ring.rs`.
+//! Set-up and control sockets are in `setup.rs`, slots that are used again in `slots.rs`, the look
+//! at all sockets in `watch.rs`, messages in `messages.rs`, the ring in `ring.rs`.
 //!
 //! [`INLINE_BYTES_MAX`]: crate::limits::INLINE_BYTES_MAX
 #![allow(unsafe_code)]
 
 mod control;
+mod early;
 mod fetch;
 #[cfg(test)]
 mod fetch_tests;
@@ -26,6 +27,7 @@ mod ring;
 mod ring_tests;
 mod segment;
 mod setup;
+mod slots;
 mod socket;
 mod watch;
 
@@ -46,6 +48,7 @@ use crate::prng::mix;
 use crate::time::Time;
 use crate::types::Rank;
 use crate::wait::Watch;
+use early::Early;
 use peer::{Peer, PeerState};
 use regions::PeerRegions;
 use segment::Segment;
@@ -72,6 +75,8 @@ pub struct ShmTransport {
     listener: OwnedFd,
     /// Accepted connections of peers that have not said who they are.
     unidentified: Vec<OwnedFd>,
+    /// Those of peers that this rank does not connect to yet.
+    early: Early,
     watch: Watch,
     /// The word that peers read behind every message that they fetch; `None`: peers may not read
     /// this process.
@@ -130,6 +135,7 @@ impl ShmTransport {
             socket_name,
             listener,
             unidentified: Vec::new(),
+            early: Early::default(),
             watch,
             alarm: None,
             guard: fetches.then(|| Box::new(mix(!nonce))),

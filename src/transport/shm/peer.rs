@@ -1,11 +1,12 @@
 //! [`Peer`]: what one rank knows of one peer, made of parts that each keep one thing.
 
-use super::control::{Control, PeerProcess};
+use super::control::{Control, Past, PeerProcess};
 use super::fetch::Place;
 use super::outbound::Outbound;
 use super::regions::PeerRegions;
 use super::ring::Consumer;
 use super::segment::Segment;
+use super::socket::identity_of;
 use crate::memory::RegionKey;
 use crate::transport::credits::Credits;
 use crate::transport::matching::Matching;
@@ -52,6 +53,8 @@ pub struct Peer {
     pub regions: PeerRegions,
     pub process: PeerProcess,
     pub control: Control,
+    /// The last connection, until its other side writes into this rank's memory no more.
+    pub past: Option<Past>,
 }
 
 impl Peer {
@@ -66,6 +69,7 @@ impl Peer {
             regions: PeerRegions::default(),
             process: PeerProcess::default(),
             control: Control::default(),
+            past: None,
         }
     }
 
@@ -75,9 +79,19 @@ impl Peer {
         self.state == PeerState::Connected && self.outbound.has_unread()
     }
 
-    /// Whether it is not connected yet.
+    /// Whether it was asked for, and is not connected yet.
     pub fn is_connecting(&self) -> bool {
-        matches!(self.state, PeerState::Idle | PeerState::Connecting(_))
+        matches!(self.state, PeerState::Connecting(_))
+    }
+
+    /// Whether it was asked for and has this identity, and no connection to it was begun.
+    pub fn is_awaited(&self, identity: u64) -> bool {
+        !self.control.is_open() && self.past.is_none() && self.has_identity(identity)
+    }
+
+    /// Whether it was asked for, and has this identity.
+    pub fn has_identity(&self, identity: u64) -> bool {
+        matches!(&self.state, PeerState::Connecting(name) if identity_of(name) == identity)
     }
 
     /// Wakes it, if it sleeps.
@@ -85,6 +99,13 @@ impl Peer {
     pub fn wake(&self) {
         if let Some(segment) = &self.segment {
             segment.wake();
+        }
+    }
+
+    /// Looks whether the last connection is over on the other side too, if that matters now.
+    pub fn look_at_past(&mut self, is_time: bool) {
+        if (is_time || self.is_connecting()) && self.past.as_ref().is_some_and(Past::has_let_go) {
+            self.past = None;
         }
     }
 }

@@ -47,6 +47,12 @@ impl PeerRegions {
         Ok(())
     }
 
+    /// The connection has ended: nobody gets a view any more.
+    pub fn end(&mut self) {
+        self.freed[0].extend(std::mem::take(&mut self.mapped).into_values());
+        self.pinned.clear();
+    }
+
     /// Unmaps what had been freed before the last call.
     pub fn release_freed(&mut self) {
         self.freed[1].clear();

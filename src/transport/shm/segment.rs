@@ -112,6 +112,14 @@ impl Segment {
         }
     }
 
+    /// Empties the ring from `sender` and forgets all that is beside it. Nobody writes there now.
+    pub fn clear_from(&self, sender: Rank) {
+        let RingMemory { head, tail, .. } = self.ring_from(sender);
+        for line in [head, tail] {
+            (0..line.len_bytes() / 8).for_each(|at| kernel::store(line, at, 0u64));
+        }
+    }
+
     /// A line per sender, in which the head of its ring comes first.
     #[inline]
     pub fn heads(&self) -> View {

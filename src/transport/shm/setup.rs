@@ -6,7 +6,7 @@ use super::fetch::{Guard, own_process};
 use super::peer::PeerState;
 use super::ring::Consumer;
 use super::segment::Segment;
-use super::socket::{self, Received, SocketMessage};
+use super::socket::{self, Hello, Received, SocketMessage, identity_of};
 use super::watch::Watched;
 use super::{Address, Event, PostError, ShmTransport};
 use crate::error::{Error, Result};
@@ -33,11 +33,16 @@ impl ShmTransport {
                 "rank {peer} of a job of {ranks} ranks"
             )));
         };
-        if p.state != PeerState::Idle {
-            return Err(Error::invalid(format!(
-                "rank {peer} is connected already or was disconnected"
-            )));
+        match p.state {
+            PeerState::Idle => {}
+            PeerState::Gone => self.renew(peer),
+            PeerState::Connecting(_) | PeerState::Connected => {
+                return Err(Error::invalid(format!(
+                    "rank {peer} is connected already: disconnect it first"
+                )));
+            }
         }
+        let p = &mut self.peers[peer as usize];
         if peer == self.rank {
             let RegionKind::Shared(fd) = self.segment.region().kind() else {
                 unreachable!("segments are shared")
@@ -86,12 +91,21 @@ impl ShmTransport {
     /// Connects to a peer of a lower rank. A peer of a higher rank connects itself; this rank looks
     /// now and then whether it is still there.
     fn try_connect(&mut self, peer: Rank, is_time: bool) {
-        let p = &self.peers[peer as usize];
+        let p = &mut self.peers[peer as usize];
+        p.look_at_past(is_time);
         let PeerState::Connecting(name) = &p.state else {
             return;
         };
-        if !p.control.is_open() && (peer < self.rank || is_time) {
-            let name = name.clone();
+        if p.control.is_open() || p.past.is_some() {
+            return;
+        }
+        let name = name.clone();
+        if peer > self.rank
+            && let Some((fd, hello, memory)) = self.early.take(peer, identity_of(&name))
+        {
+            return self.admit(fd, hello, memory);
+        }
+        if peer < self.rank || is_time {
             match socket::connect_to(&name) {
                 Ok(Connected::Open(fd)) if peer < self.rank => self.greet(peer, fd),
                 Ok(Connected::Open(_) | Connected::Busy) => {}
@@ -127,12 +141,9 @@ impl ShmTransport {
         while index < self.unidentified.len() {
             match socket::receive(self.unidentified[index].as_fd()) {
                 Ok(Received::Nothing) => index += 1,
-                Ok(Received::Message(
-                    SocketMessage::Hello(rank, ranks, bytes, guard),
-                    Some(memory),
-                )) => {
+                Ok(Received::Message(SocketMessage::Hello(hello), Some(memory))) => {
                     let fd = self.dismiss(index);
-                    self.admit((rank, ranks), fd, (bytes, memory), guard);
+                    self.meet_hello(fd, hello, memory);
                 }
                 _ => drop(self.dismiss(index)),
             }
@@ -150,32 +161,14 @@ impl ShmTransport {
         fd
     }
 
-    /// Takes a connection whose hello says that it is `rank`, if that rank is expected.
-    fn admit(
-        &mut self,
-        (rank, ranks): (Rank, u32),
-        fd: OwnedFd,
-        segment: (u64, OwnedFd),
-        guard: Guard,
-    ) {
-        let expected = ranks as usize == self.peers.len()
-            && rank > self.rank
-            && (self.peers.get(rank as usize))
-                .is_some_and(|p| !p.control.is_open() && p.is_connecting());
-        let is_met = expected && self.say_hello(fd.as_fd()).unwrap_or(false) && self.meet(rank, fd);
-        if is_met {
-            self.adopt(rank, segment, guard);
-        }
-    }
-
     fn greet(&mut self, peer: Rank, fd: OwnedFd) {
-        if self.say_hello(fd.as_fd()).unwrap_or(false) {
+        if self.say_hello(peer, fd.as_fd()).unwrap_or(false) {
             self.meet(peer, fd);
         }
     }
 
     /// Watches a peer by its socket; false: that is not possible, and the peer has failed.
-    fn meet(&mut self, peer: Rank, fd: OwnedFd) -> bool {
+    pub(super) fn meet(&mut self, peer: Rank, fd: OwnedFd) -> bool {
         let p = &mut self.peers[peer as usize];
         p.process = PeerProcess::of(fd.as_fd());
         let watched = match p.process.descriptor() {
@@ -194,13 +187,25 @@ impl ShmTransport {
         self.guard.as_deref().map_or(Guard::default(), Guard::of)
     }
 
-    fn say_hello(&self, fd: std::os::fd::BorrowedFd<'_>) -> Result<bool> {
+    pub(super) fn say_hello(
+        &mut self,
+        peer: Rank,
+        fd: std::os::fd::BorrowedFd<'_>,
+    ) -> Result<bool> {
+        // Who had the slot before does not write there any more (`slots.rs`).
+        self.segment.clear_from(peer);
+        self.read[peer as usize] = 0;
         let ranks = self.peers.len() as u32;
         let RegionKind::Shared(memory) = self.segment.region().kind() else {
             unreachable!("segments are shared")
         };
-        let bytes = Segment::bytes(ranks) as u64;
-        let hello = SocketMessage::Hello(self.rank, ranks, bytes, self.own_guard());
+        let hello = SocketMessage::Hello(Hello {
+            rank: self.rank,
+            ranks,
+            segment_bytes: Segment::bytes(ranks) as u64,
+            guard: self.own_guard(),
+            identity: identity_of(self.socket_name.as_bytes()),
+        });
         let mut is_said = socket::send(fd, hello, Some(memory.as_fd()))?;
         if let (true, Some(alarm)) = (is_said, &self.alarm) {
             is_said = socket::send(fd, SocketMessage::Alarm, Some(alarm.as_fd()))?;
@@ -209,7 +214,7 @@ impl ShmTransport {
     }
 
     /// Maps the peer's segment, looks whether its memory can be read, and tells it.
-    fn adopt(&mut self, peer: Rank, (bytes, memory): (u64, OwnedFd), guard: Guard) {
+    pub(super) fn adopt(&mut self, peer: Rank, (bytes, memory): (u64, OwnedFd), guard: Guard) {
         let ranks = self.peers.len() as u32;
         let adopted = Region::map_peer(memory.as_fd(), 0, bytes.min(1 << 47) as usize)
             .and_then(|region| Segment::adopt(region, ranks));
@@ -292,13 +297,13 @@ impl ShmTransport {
         let connecting = p.is_connecting();
         let is_adopted = p.segment.is_some();
         match (message, attached) {
-            (SocketMessage::Hello(rank, ranks, bytes, guard), Some(memory))
-                if connecting && !is_adopted =>
-            {
-                if rank != peer || ranks as usize != self.peers.len() {
+            (SocketMessage::Hello(hello), Some(memory)) if connecting && !is_adopted => {
+                let (rank, ranks) = (hello.rank, hello.ranks);
+                let is_it = rank == peer && p.has_identity(hello.identity);
+                if !is_it || ranks as usize != self.peers.len() {
                     return Err(format!("it says that it is rank {rank} of {ranks}").into());
                 }
-                self.adopt(peer, (bytes, memory), guard);
+                self.adopt(peer, (hello.segment_bytes, memory), hello.guard);
                 Ok(())
             }
             (SocketMessage::Alarm, Some(alarm)) if connecting && is_adopted => {
@@ -416,15 +421,19 @@ impl ShmTransport {
     }
 
     pub(super) fn close(&mut self, peer: Rank) {
-        let p = &self.peers[peer as usize];
+        let p = &mut self.peers[peer as usize];
         if p.state == PeerState::Gone {
-            return;
+            // What had come before it failed is forgotten, too.
+            p.matching.clear();
+            return self.ends.forget(peer);
         }
         if !p.control.is_told() {
             // A peer that is gone does not read it.
             p.control.send_last(SocketMessage::Bye(0));
         }
         self.retire(peer, None);
+        self.peers[peer as usize].matching.clear();
+        self.ends.forget(peer);
     }
 
     /// Ends the connection: drains the ring, then flushes what is outstanding.
@@ -440,14 +449,8 @@ impl ShmTransport {
             None => {}
         }
         let recalled = self.recall(peer);
+        self.part(peer);
         let p = &mut self.peers[peer as usize];
-        let of_peer = [p.control.socket(), p.process.descriptor()];
-        of_peer
-            .into_iter()
-            .flatten()
-            .for_each(|fd| self.watch.remove(fd));
-        p.control.close();
-        p.process.forget();
         p.consumer = None;
         p.outbound.close();
         let mut flushed = p.matching.flush(|_| true);

@@ -7,6 +7,7 @@
 use super::fetch::Guard;
 use crate::error::{Error, Result};
 use crate::limits::BACKLOG;
+use crate::prng::mix;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -20,9 +21,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 /// One message; at most one descriptor travels with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketMessage {
-    /// First message of both sides, with the sender's segment: (rank, ranks, segment bytes, the
-    /// sender's guard).
-    Hello(u32, u32, u64, Guard),
+    /// First message of both sides, with the sender's segment.
+    Hello(Hello),
     /// Second message of a side that sleeps on descriptors: an eventfd to wake it by.
     Alarm,
     /// Last message of both sides before the first post: whether the sender reads memory of the
@@ -41,28 +41,48 @@ pub enum SocketMessage {
     Unreadable,
 }
 
-const MESSAGE_BYTES: usize = 40;
+/// Who says hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub rank: u32,
+    pub ranks: u32,
+    pub segment_bytes: u64,
+    pub guard: Guard,
+    /// [`identity_of`] its address: a slot may have had another process.
+    pub identity: u64,
+}
+
+/// A number by which a hello says which address is that of its sender. Only processes of one user
+/// talk to each other here, so that it need not withstand forgers.
+pub fn identity_of(name: &[u8]) -> u64 {
+    let add = |sum, &byte: &u8| mix(sum ^ u64::from(byte));
+    name.iter().fold(name.len() as u64, add)
+}
+
+const MESSAGE_BYTES: usize = 48;
 
 impl SocketMessage {
     fn emit(self) -> [u8; MESSAGE_BYTES] {
-        let (kind, a, b, longs): (u32, u32, u32, [u64; 3]) = match self {
-            SocketMessage::Hello(rank, ranks, bytes, guard) => {
-                (1, rank, ranks, [bytes, guard.address, guard.secret])
+        let (kind, a, b, longs): (u32, u32, u32, [u64; 4]) = match self {
+            SocketMessage::Hello(hello) => {
+                let Guard { address, secret } = hello.guard;
+                let longs = [hello.segment_bytes, address, secret, hello.identity];
+                (1, hello.rank, hello.ranks, longs)
             }
-            SocketMessage::Region(key, bytes, offset) => (2, key, 0, [bytes, offset, 0]),
-            SocketMessage::Freed(key) => (3, key, 0, [0; 3]),
-            SocketMessage::Bye(word) => (4, 0, 0, [word, 0, 0]),
-            SocketMessage::Exhausted => (5, 0, 0, [0; 3]),
-            SocketMessage::Unreadable => (7, 0, 0, [0; 3]),
-            SocketMessage::Reads(reads) => (6, u32::from(reads), 0, [0; 3]),
-            SocketMessage::Alarm => (8, 0, 0, [0; 3]),
+            SocketMessage::Region(key, bytes, offset) => (2, key, 0, [bytes, offset, 0, 0]),
+            SocketMessage::Freed(key) => (3, key, 0, [0; 4]),
+            SocketMessage::Bye(word) => (4, 0, 0, [word, 0, 0, 0]),
+            SocketMessage::Exhausted => (5, 0, 0, [0; 4]),
+            SocketMessage::Unreadable => (7, 0, 0, [0; 4]),
+            SocketMessage::Reads(reads) => (6, u32::from(reads), 0, [0; 4]),
+            SocketMessage::Alarm => (8, 0, 0, [0; 4]),
         };
         let mut out = [0; MESSAGE_BYTES];
-        out[0..4].copy_from_slice(b"LRS3");
+        out[0..4].copy_from_slice(b"LRS4");
         for (place, word) in [(4, kind), (8, a), (12, b)] {
             out[place..place + 4].copy_from_slice(&word.to_le_bytes());
         }
-        for (place, word) in [16, 24, 32].into_iter().zip(longs) {
+        for (place, word) in [16, 24, 32, 40].into_iter().zip(longs) {
             out[place..place + 8].copy_from_slice(&word.to_le_bytes());
         }
         out
@@ -75,7 +95,7 @@ impl SocketMessage {
                 bytes.len()
             ))
         };
-        if bytes.len() != MESSAGE_BYTES || &bytes[0..4] != b"LRS3" {
+        if bytes.len() != MESSAGE_BYTES || &bytes[0..4] != b"LRS4" {
             return Err(malformed());
         }
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
@@ -85,7 +105,13 @@ impl SocketMessage {
             secret: long(32),
         };
         Ok(match word(4) {
-            1 => SocketMessage::Hello(word(8), word(12), long(16), guard),
+            1 => SocketMessage::Hello(Hello {
+                rank: word(8),
+                ranks: word(12),
+                segment_bytes: long(16),
+                guard,
+                identity: long(40),
+            }),
             2 => SocketMessage::Region(word(8), long(16), long(24)),
             3 => SocketMessage::Freed(word(8)),
             4 => SocketMessage::Bye(long(16)),
@@ -318,15 +344,16 @@ mod tests {
     #[test]
     fn messages_survive_the_wire_and_nothing_else_does() {
         for message in [
-            SocketMessage::Hello(
-                3,
-                8,
-                1 << 40,
-                Guard {
+            SocketMessage::Hello(Hello {
+                rank: 3,
+                ranks: 8,
+                segment_bytes: 1 << 40,
+                guard: Guard {
                     address: 1 << 46,
                     secret: u64::MAX,
                 },
-            ),
+                identity: identity_of(b"a name"),
+            }),
             SocketMessage::Unreadable,
             SocketMessage::Reads(true),
             SocketMessage::Reads(false),

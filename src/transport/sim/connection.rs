@@ -58,6 +58,7 @@ impl State {
             )));
         }
         self.forget_arrived(rank, peer, own);
+        self.forget_news(rank, peer);
         let other = self.ranks[peer as usize].side(rank);
         let is_there = self.ranks[peer as usize].is_alive;
         let epoch = if is_there && other.is_up() && other.epoch > own.epoch {
@@ -105,13 +106,19 @@ impl State {
         let state = self.rank(rank);
         state.side_mut(peer).phase = Phase::Idle;
         state.mappings.retain(|&(of, _), _| of != peer);
-        state.inbox.retain(|event| {
-            !matches!(
-                event,
-                Event::Connected(of) | Event::PeerFailed(of, _) | Event::PeerLeft(of, _)
-                    if *of == peer
-            )
-        });
+        self.forget_news(rank, peer);
+    }
+
+    /// Nothing of a connection that has ended is reported but the ends of its posts.
+    fn forget_news(&mut self, rank: Rank, peer: Rank) {
+        let is_news = |event: &Event| match *event {
+            Event::Completion(_) => false,
+            Event::Connected(of)
+            | Event::PeerFailed(of, _)
+            | Event::PeerLeft(of, _)
+            | Event::Unmatched(of, _) => of == peer,
+        };
+        self.rank(rank).inbox.retain(|event| !is_news(event));
     }
 
     /// A rank leaves in good order: it does nothing any more, and is gone when all that it has sent

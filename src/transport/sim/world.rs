@@ -116,6 +116,11 @@ impl World {
         own.is_alive && own.leaving.is_none()
     }
 
+    /// Whether a rank may get a transport: it has none, nor is one still leaving.
+    pub fn is_vacant(&self, rank: Rank) -> bool {
+        !self.lock().rank(rank).is_alive
+    }
+
     /// Cuts every path between a rank of `left` and one of `right`. What is under way waits; after
     /// [`SimOptions::detection_ns`] both sides give each other up. Partitions add up until
     /// [`World::heal`]. Panics if a rank is in both.

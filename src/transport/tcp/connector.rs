@@ -23,6 +23,8 @@ const CONNECT_LOOKS: u32 = 100;
 pub struct Connecting {
     peer: Rank,
     rail: u64,
+    /// The peer's epoch, as it has told.
+    epoch: u32,
     place: SocketAddr,
     socket: OwnedFd,
     message: Incomplete,
@@ -44,10 +46,10 @@ enum Stage {
 }
 
 impl Connecting {
-    /// Begins to connect to a peer at this place, for a rail of this number. It must have answered
-    /// within `time`.
+    /// Begins to connect to a peer at this place, for a rail of this number. `wanted` is the epoch
+    /// of the claim. The peer must have answered within `time`.
     pub fn begin(
-        (peer, epoch): (Rank, u64),
+        (peer, wanted): (Rank, u64),
         (rail, place): (u64, SocketAddr),
         key: &JobKey,
         time: Duration,
@@ -60,7 +62,7 @@ impl Connecting {
             purpose: Purpose::Data,
             initiator: shared.rank,
             responder: peer,
-            epoch,
+            epoch: wanted,
             detail: rail | crc | tls,
         };
         let (initiator, hello) = Initiator::new(key, &claim, &nonce()?);
@@ -81,6 +83,7 @@ impl Connecting {
         Ok(Connecting {
             peer,
             rail,
+            epoch: 0,
             place,
             socket,
             message: Incomplete::new(),
@@ -97,6 +100,11 @@ impl Connecting {
     /// The peer that it leads to.
     pub fn peer(&self) -> Rank {
         self.peer
+    }
+
+    /// The peer's epoch, once it has become a rail.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// The address that it connects to.
@@ -149,15 +157,19 @@ impl Connecting {
                 Err(error) => Ok(Look::Fatal(error.to_string())),
             };
         }
-        match self.initiator.handle_verdict(&message) {
-            Ok(()) if self.has_tls => {
+        let verdict = self.initiator.handle_verdict(&message);
+        self.epoch = verdict.unwrap_or(0);
+        match verdict {
+            Ok(_) if self.has_tls => {
                 let secure = Secure::initiator(&self.initiator.channel())?;
                 // The initiator speaks first.
                 self.secure
                     .insert(Box::new(secure))
                     .turn(self.socket.as_fd())
             }
-            Ok(()) => Ok(Look::Done),
+            Ok(_) => Ok(Look::Done),
+            // It is tried again later.
+            Err(HandshakeError::Refused(Refusal::Early)) => Err(Refusal::Early.to_string()),
             Err(HandshakeError::Refused(Refusal::Simultaneous | Refusal::Full)) => {
                 Ok(Look::Awaited)
             }

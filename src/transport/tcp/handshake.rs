@@ -12,6 +12,15 @@ pub const DETAIL_CRC: u64 = 1 << 63;
 pub const DETAIL_TLS: u64 = 1 << 62;
 /// The rest of a claim's detail is the number of the rail.
 pub const DETAIL_RAIL: u64 = DETAIL_TLS - 1;
+/// High bits of a rail's number are the epoch of the side that has connected (clause 23).
+pub const EPOCH_SHIFT: u32 = 32;
+/// The last epoch that they hold: slots are used again a billion times at most.
+pub const EPOCH_MAX: u32 = (DETAIL_RAIL >> EPOCH_SHIFT) as u32;
+
+/// The epoch of the side that has opened this rail.
+pub fn epoch_of_rail(rail: u64) -> u32 {
+    (rail >> EPOCH_SHIFT) as u32 & EPOCH_MAX
+}
 
 /// What a look at a connection that is being made comes to.
 pub enum Look {

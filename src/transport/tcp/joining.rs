@@ -6,7 +6,9 @@
 
 use super::TcpTransport;
 use super::connector::Connecting;
-use super::handshake::{DETAIL_CRC, DETAIL_RAIL, DETAIL_TLS, Look};
+use super::handshake::{
+    DETAIL_CRC, DETAIL_RAIL, DETAIL_TLS, EPOCH_MAX, EPOCH_SHIFT, Look, epoch_of_rail,
+};
 use super::listener::{Step, Unauthenticated};
 use super::peer::Peer;
 use super::rail::Rail;
@@ -46,8 +48,9 @@ impl TcpTransport {
                 Ok(Look::Awaited) => drop(self.listener.take(number)),
                 Ok(_) => {
                     let one = self.listener.take(number);
-                    if let Some((rank, rail)) = one.and_then(Unauthenticated::into_rail) {
-                        self.adopt(rank, rail);
+                    if let Some((rank, rail, own)) = one.and_then(Unauthenticated::into_rail) {
+                        let theirs = epoch_of_rail(rail.id);
+                        self.adopt(rank, rail, (own, theirs));
                     }
                 }
                 Err(reason) => self.listener.turn_away(number, &reason, &mut self.shared),
@@ -72,8 +75,14 @@ impl TcpTransport {
             Step::Proven(claim) => {
                 let refusal = self.refusal(&claim);
                 let has_tls = self.shared.has_tls;
+                let known = &self.peers[claim.initiator as usize];
+                let epoch = known.reach().epoch();
+                if refusal == Some(Refusal::Early) && known.rails().is_empty() {
+                    // No rail will tell of the end.
+                    self.fail(claim.initiator, "it has ended the connection");
+                }
                 let one = self.listener.get(number);
-                one.map_or(Ok(Look::Wait), |one| one.answer(refusal, has_tls))
+                one.map_or(Ok(Look::Wait), |one| one.answer(refusal, epoch, has_tls))
             }
             Step::Done => Ok(Look::Done),
         }
@@ -95,13 +104,25 @@ impl TcpTransport {
             ));
         }
         let key = self.key_for(claim.initiator, true);
-        if key.is_some() && claim.epoch != self.epoch_of(claim.initiator, true) {
+        if key.is_some() && self.wanted_epoch(claim).is_none() {
+            if self.peers[claim.initiator as usize].rails().is_empty() {
+                // Another process may have the slot, and this rank may soon know its address.
+                return Ok(None);
+            }
             return Err(format!(
                 "it says it is rank {}, and belongs to another incarnation of the job",
                 claim.initiator
             ));
         }
         Ok(key)
+    }
+
+    /// Which epoch of this rank's slot the claiming rank has joined, 0 for none; `None`: the claim
+    /// is that of another process.
+    fn wanted_epoch(&self, claim: &Claim) -> Option<u32> {
+        let pair = self.pair_word(claim.initiator, true);
+        let wanted = u32::try_from(claim.epoch.wrapping_sub(pair)).ok()?;
+        (wanted <= EPOCH_MAX).then_some(wanted)
     }
 
     /// Why a rank that has proven itself may not have this connection.
@@ -118,9 +139,13 @@ impl TcpTransport {
             (false, true) => return Some(Refusal::CrcThere),
             _ => {}
         }
-        match peer.state() {
-            PeerState::Open => {}
-            _ => return Some(Refusal::Gone),
+        let theirs = epoch_of_rail(claim.detail);
+        if peer.state() != PeerState::Open {
+            return Some(peer.reach().refusal_when_over(theirs));
+        }
+        let wanted = self.wanted_epoch(claim).unwrap_or(0);
+        if let Some(refusal) = peer.reach().refusal(theirs, wanted) {
+            return Some(refusal);
         }
         let mut connecting = self.connecting.iter();
         let is_connecting = connecting.any(|one| one.peer() == claim.initiator);
@@ -143,7 +168,8 @@ impl TcpTransport {
         Some(self.key.derive_for(&pair.concat()))
     }
 
-    fn epoch_of(&self, peer: Rank, is_initiator: bool) -> u64 {
+    /// A word of both identities. A claim's epoch counts from there.
+    fn pair_word(&self, peer: Rank, is_initiator: bool) -> u64 {
         let word = |id: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| id[i]));
         let theirs = self.peers[peer as usize].reach().identity();
         let theirs = theirs.map_or(0, |identity| word(&identity));
@@ -184,13 +210,15 @@ impl TcpTransport {
 
     fn begin_connecting(&mut self, rank: Rank) -> Result<(), String> {
         let key = self.key_for(rank, false).ok_or("its address is unknown")?;
-        let epoch = self.epoch_of(rank, false);
+        let pair = self.pair_word(rank, false);
         let reach = self.peers[rank as usize].reach_mut();
+        let wanted = pair.wrapping_add(u64::from(reach.joined().unwrap_or(0)));
+        let own = u64::from(reach.epoch()) << EPOCH_SHIFT;
         let attempt = reach.begin_attempt(self.shared.now);
         let (number, place) = attempt.ok_or("its address is unknown")?;
-        let rail = number << 1 | u64::from(self.rank > rank);
+        let rail = own | number << 1 | u64::from(self.rank > rank);
         let time = Reach::attempt_time(self.shared.timeout);
-        let (to, over) = ((rank, epoch), (rail, place));
+        let (to, over) = ((rank, wanted), (rail, place));
         let connecting = Connecting::begin(to, over, &key, time, &mut self.shared)?;
         self.connecting.push(connecting);
         Ok(())
@@ -208,7 +236,11 @@ impl TcpTransport {
             connecting.leave(&self.shared);
             let (rank, place) = (connecting.peer(), connecting.place());
             match look {
-                Ok(Look::Done) => self.adopt(rank, connecting.into_rail()),
+                Ok(Look::Done) => {
+                    let own = self.peers[rank as usize].reach().epoch();
+                    let theirs = connecting.epoch();
+                    self.adopt(rank, connecting.into_rail(), (own, theirs));
+                }
                 Ok(Look::Awaited) => self.peers[rank as usize].reach_mut().leave_to_peer(),
                 Ok(Look::Fatal(reason)) => self.fail(rank, &format!("{place}: {reason}")),
                 Ok(Look::Over(reason)) => {
@@ -239,12 +271,14 @@ impl TcpTransport {
         }
     }
 
-    /// A connection is a rail from now on.
-    fn adopt(&mut self, rank: Rank, rail: Rail) {
+    /// A connection between these epochs of the two sides is a rail from now on.
+    fn adopt(&mut self, rank: Rank, rail: Rail, (own, theirs): (u32, u32)) {
         let token = epoll::EventData::new_u64(u64::from(rank) << 32 | (rail.id & 0xffff_ffff));
         let peer = &mut self.peers[rank as usize];
-        if peer.state() != PeerState::Open {
-            // The peer has failed while keys were agreed on.
+        let reach = peer.reach_mut();
+        let is_joined = reach.epoch() == own && reach.join(theirs);
+        if !is_joined || peer.state() != PeerState::Open {
+            // The peer has failed while keys were agreed on, or either side has ended this epoch.
             return;
         }
         let is_secure = rail.secure.is_some();

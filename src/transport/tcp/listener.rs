@@ -176,6 +176,7 @@ impl Listener {
             message: Incomplete::new(),
             stage: Stage::Silent,
             admitted_at: self.looks,
+            epoch: 0,
         };
         match self.places.admit(one, shared.now) {
             Ok(number) => self.found.push(number),
@@ -247,6 +248,8 @@ pub struct Unauthenticated {
     stage: Stage,
     /// The number of the look that has admitted it.
     admitted_at: u64,
+    /// The epoch of this rank that it was told.
+    epoch: u32,
 }
 
 impl AsFd for Unauthenticated {
@@ -332,12 +335,13 @@ impl Unauthenticated {
         Ok(())
     }
 
-    /// Tells it whether it may have the connection; what follows from that.
-    pub fn answer(&mut self, refusal: Option<Refusal>, has_tls: bool) -> Told<Look> {
+    /// Tells it whether it may have the connection, and this rank's epoch; what follows from that.
+    pub fn answer(&mut self, refusal: Option<Refusal>, epoch: u32, has_tls: bool) -> Told<Look> {
         let Stage::Challenged(responder, claim) = &self.stage else {
             unreachable!("it has answered a challenge")
         };
-        send(&self.socket, &responder.verdict(refusal))?;
+        send(&self.socket, &responder.verdict(refusal, epoch))?;
+        self.epoch = epoch;
         match refusal {
             None if has_tls => {
                 let secure = Secure::responder(&responder.channel())?;
@@ -345,14 +349,14 @@ impl Unauthenticated {
                 Ok(Look::Wait)
             }
             None => Ok(Look::Done),
-            // This is no fault: it knows that this rank connects.
-            Some(Refusal::Simultaneous) => Ok(Look::Awaited),
+            // This is no fault: it knows that this rank connects, or will.
+            Some(Refusal::Simultaneous | Refusal::Early) => Ok(Look::Awaited),
             Some(refusal) => Err(format!("rank {} was told: {refusal}", claim.initiator)),
         }
     }
 
-    /// The rail that it has become, and whose it is.
-    pub fn into_rail(self) -> Option<(Rank, Rail)> {
+    /// The rail that it has become, whose it is, and the epoch of this rank that it was told.
+    pub fn into_rail(self) -> Option<(Rank, Rail, u32)> {
         let (secure, claim) = match self.stage {
             Stage::Challenged(_, claim) => (None, claim),
             Stage::Securing(secure, claim) => (Some(secure), claim),
@@ -361,6 +365,6 @@ impl Unauthenticated {
         let name = format!("from {}", self.from);
         let id = claim.detail & DETAIL_RAIL;
         let rail = Rail::new(id, self.socket, secure, false, name);
-        Some((claim.initiator, rail))
+        Some((claim.initiator, rail, self.epoch))
     }
 }

@@ -17,7 +17,8 @@
 //! * Every connection begins with the handshake of [`crate::wire`]. The rank that connects is in
 //!   `connector.rs`, the one that is connected to in `listener.rs`, and how connections become
 //!   rails in `joining.rs`. In jobs of more than a few ranks connections are made at the first use,
-//!   and [`Transport::connect`] only takes the address.
+//!   and [`Transport::connect`] only takes the address. It says the epochs of the slot on both
+//!   sides, and a rank takes no connection of another one (`reach.rs`).
 //! * The kernel looks for peers that are gone without a word (TCP_USER_TIMEOUT, keep-alive): its
 //!   clock, not the caller's.
 //! * Waiting is on an epoll descriptor, which becomes readable when anything comes. While a rank
@@ -69,6 +70,7 @@ use crate::types::Rank;
 use crate::wire::{JobKey, Limits};
 use address::{IDENTITY_BYTES, PeerAddress};
 use connector::Connecting;
+use handshake::EPOCH_MAX;
 use incoming::CHUNK_BYTES_MAX;
 use listener::Listener;
 use pace::Pace;
@@ -181,7 +183,7 @@ impl TcpTransport {
             key: JobKey::derive(settings.secret.as_deref().unwrap_or(&[]), b"linerate tcp"),
             listener,
             connecting: Vec::new(),
-            peers: (0..ranks).map(Peer::new).collect(),
+            peers: (0..ranks).map(|rank| Peer::new(rank, 0)).collect(),
             shared: Shared {
                 rank,
                 limits: Limits {
@@ -227,10 +229,16 @@ impl TcpTransport {
         }
         let address = PeerAddress::parse(address)?;
         let known = &mut self.peers[peer as usize];
-        if known.state() != PeerState::Idle {
-            return Err(Error::invalid(format!("connecting to rank {peer} twice")));
+        let epoch = known.reach().next_epoch();
+        if known.state() == PeerState::Open || epoch > EPOCH_MAX {
+            return Err(Error::invalid(format!(
+                "rank {peer} is connected already: disconnect it first ({epoch} of {EPOCH_MAX} times)"
+            )));
         }
+        *known = Peer::new(peer, epoch);
         known.open(address);
+        self.own.connect_if(peer);
+        self.shared.ends.forget(peer);
         self.listener.note_address();
         Ok(())
     }

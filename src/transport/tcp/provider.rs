@@ -57,6 +57,7 @@ impl Transport for TcpTransport {
             self.close_rails(peer);
         }
         self.peers[peer as usize].forget();
+        self.shared.ends.forget(peer);
     }
 
     fn leave(&mut self, word: u64) -> bool {

@@ -3,6 +3,7 @@
 
 use super::address::{IDENTITY_BYTES, PeerAddress};
 use crate::time::Time;
+use crate::wire::Refusal;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ const AWAIT_LOOKS: u32 = 500;
 #[derive(Debug, Default)]
 pub struct Reach {
     address: Option<PeerAddress>,
+    /// The epoch of the slot (clause 23), from 1, and that of the peer which it has joined.
+    epoch: u32,
+    joined: Option<u32>,
     /// This rank opens connections when there are too few.
     is_opener: bool,
     /// The peer is not connected yet, and is to be although nobody talks to it.
@@ -42,6 +46,54 @@ pub struct Reach {
 }
 
 impl Reach {
+    /// How a peer is reached in an epoch.
+    pub fn of_epoch(epoch: u32) -> Reach {
+        Reach {
+            epoch,
+            ..Reach::default()
+        }
+    }
+
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// The epoch of the peer which this one has joined.
+    pub fn joined(&self) -> Option<u32> {
+        self.joined
+    }
+
+    /// The next epoch of the slot: both sides count alike from the last one that they have joined.
+    pub fn next_epoch(&self) -> u32 {
+        self.epoch.max(self.joined.unwrap_or(0)) + 1
+    }
+
+    /// Joins an epoch of the peer; false: it has joined another one.
+    pub fn join(&mut self, theirs: u32) -> bool {
+        *self.joined.get_or_insert(theirs) == theirs
+    }
+
+    /// Why a connection of this epoch of the peer may not be had while the slot is in use. `wanted`
+    /// is the epoch that the peer has joined, 0 for none.
+    pub fn refusal(&self, theirs: u32, wanted: u32) -> Option<Refusal> {
+        let is_other = wanted != 0 && wanted != self.epoch;
+        match self.joined {
+            _ if is_other => Some(Refusal::Gone),
+            // This rank is about to hear of the end of its own epoch.
+            Some(joined) if theirs > joined => Some(Refusal::Early),
+            Some(joined) if theirs < joined => Some(Refusal::Gone),
+            _ => None,
+        }
+    }
+
+    /// Why a connection of this epoch of the peer may not be had while the slot is not in use.
+    pub fn refusal_when_over(&self, theirs: u32) -> Refusal {
+        match theirs < self.next_epoch() {
+            true => Refusal::Gone,
+            false => Refusal::Early,
+        }
+    }
+
     pub fn set_address(&mut self, address: PeerAddress) {
         self.address = Some(address);
     }
@@ -157,6 +209,20 @@ mod tests {
             [1, 2, 100, 101].map(&mut is_over),
             [false, false, false, true]
         );
+    }
+
+    #[test]
+    fn an_epoch_joins_one_of_the_peer_and_the_next_ones_count_alike() {
+        let mut one = Reach::of_epoch(1);
+        assert_eq!(one.refusal(3, 0), None);
+        assert!(one.join(3) && one.join(3) && !one.join(4));
+        assert_eq!([one.refusal(3, 0), one.refusal(3, 1)], [None, None]);
+        assert_eq!(one.refusal(3, 2), Some(Refusal::Gone));
+        assert_eq!(one.refusal(2, 0), Some(Refusal::Gone));
+        assert_eq!(one.refusal(4, 0), Some(Refusal::Early));
+        assert_eq!(one.next_epoch(), 4);
+        let over = [3, 4].map(|theirs| one.refusal_when_over(theirs));
+        assert_eq!(over, [Refusal::Gone, Refusal::Early]);
     }
 
     #[test]

@@ -38,8 +38,14 @@ impl VerbsTransport {
     pub(super) fn expect_greeting(&mut self, peer: Rank) {
         let bytes = GREETING_BYTES_MAX;
         let place = self.letters.view().part(peer as usize * bytes, bytes);
+        let token = self.letter_token(peer);
         // SAFETY: `letters` outlive `control`. (No receive is needed from a peer that is gone.)
-        let _ = unsafe { (self.control).post_recv(peer, TAG, place, u64::from(peer)) };
+        let _ = unsafe { (self.control).post_recv(peer, TAG, place, token) };
+    }
+
+    /// Of the receive for the next greeting of a peer; one of an old epoch has ended otherwise.
+    fn letter_token(&self, peer: Rank) -> u64 {
+        u64::from(self.peers[peer as usize].epoch()) << 32 | u64::from(peer)
     }
 
     /// Handles what the control transport says.
@@ -122,7 +128,7 @@ impl VerbsTransport {
 
     fn handle_letter(&mut self, end: Completion) {
         let peer = end.peer;
-        if !self.peers[peer as usize].is_open() {
+        if !self.peers[peer as usize].is_open() || end.token != self.letter_token(peer) {
             return;
         }
         let mut bytes = vec![0; (end.bytes as usize).min(GREETING_BYTES_MAX)];

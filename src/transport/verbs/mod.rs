@@ -32,6 +32,8 @@
 //!   is sent.
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control
 //!   transport make readable; channels are armed at slow looks.
+//! * A slot that is used again begins with new rings and queue pairs. The control transport brings
+//!   no greeting of an old epoch.
 //!
 //! What it does not do: encryption and integrity checks (asking for them is an error), and device
 //! memory that processors cannot map.

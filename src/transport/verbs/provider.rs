@@ -40,6 +40,27 @@ impl VerbsTransport {
         known.send(message, source, token, &mut self.shared)
     }
 
+    /// Lets a connection begin in a slot that is not in use.
+    fn use_slot(&mut self, peer: Rank) -> Result<()> {
+        let ranks = self.peers.len();
+        let Some(known) = self.peers.get_mut(peer as usize) else {
+            return Err(Error::invalid(format!(
+                "connecting to rank {peer} of a job of {ranks} ranks"
+            )));
+        };
+        match known.state() {
+            PeerState::Idle => Ok(()),
+            PeerState::Gone => {
+                known.renew(self.shared.sizes.slots);
+                self.shared.ends.forget(peer);
+                Ok(())
+            }
+            PeerState::Open => Err(Error::invalid(format!(
+                "rank {peer} is connected already: disconnect it first"
+            ))),
+        }
+    }
+
     /// Whether some pair is between two generations: its greetings are looked for with every poll.
     #[inline]
     fn is_joining(&mut self) -> bool {
@@ -65,16 +86,10 @@ impl Transport for VerbsTransport {
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         let is_small = !self.connects_at_first_use();
-        let Some(known) = self.peers.get_mut(peer as usize) else {
-            return Err(Error::invalid(format!(
-                "connecting to rank {peer} of a job of {} ranks",
-                self.peers.len()
-            )));
-        };
-        if known.state() != PeerState::Idle {
-            return Err(Error::invalid(format!("connecting to rank {peer} twice")));
-        }
+        self.use_slot(peer)?;
+        let known = &mut self.peers[peer as usize];
         if peer == self.shared.rank {
+            self.own.connect_if(peer);
             known.open();
             self.shared.ends.push(Event::Connected(peer));
             return Ok(());
@@ -104,6 +119,7 @@ impl Transport for VerbsTransport {
         }
         self.control.disconnect(peer);
         self.peers[peer as usize].forget();
+        self.shared.ends.forget(peer);
     }
 
     fn leave(&mut self, word: u64) -> bool {
@@ -352,6 +368,7 @@ impl Signals for VerbsTransport {
 impl Expecting for VerbsTransport {
     fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         self.control.expect(peer, address)?;
+        self.use_slot(peer)?;
         self.peers[peer as usize].expect();
         Ok(())
     }

@@ -33,6 +33,7 @@ pub fn prove(stream: &mut (impl Read + Write), key: &JobKey) -> Result<(), Strin
     let verdict = read(stream)?;
     initiator
         .handle_verdict(&verdict)
+        .map(drop)
         .map_err(|error| error.to_string())
 }
 
@@ -45,7 +46,7 @@ pub fn demand(stream: &mut (impl Read + Write), key: &JobKey) -> Result<(), Stri
     responder
         .handle_proof(&read(stream)?)
         .map_err(|error| error.to_string())?;
-    write(stream, &responder.verdict(None))
+    write(stream, &responder.verdict(None, 0))
 }
 
 fn nonce() -> Result<[u8; NONCE_BYTES], String> {

@@ -48,7 +48,7 @@ impl Peer {
         }
         shared.say(&format!(
             "rail {} to rank {} ({}) was lost, {reason}; {} left, and {} chunks may have to be sent again",
-            rail.id,
+            rail.id & u64::from(u32::MAX),
             self.rank,
             rail.name,
             self.rails.len(),

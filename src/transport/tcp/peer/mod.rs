@@ -71,7 +71,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn new(rank: Rank) -> Peer {
+    /// A peer in an epoch of its slot; 0: none yet.
+    pub fn new(rank: Rank, epoch: u32) -> Peer {
         Peer {
             rank,
             state: PeerState::Idle,
@@ -88,7 +89,7 @@ impl Peer {
             incoming: IncomingMessages::default(),
             notified: 0,
             is_paced: false,
-            reach: Reach::default(),
+            reach: Reach::of_epoch(epoch),
         }
     }
 

@@ -54,6 +54,8 @@ pub struct Peer {
     is_told: bool,
     /// It has said that it leaves in good order.
     is_leaving: bool,
+    /// How often its slot was used (clause 23).
+    epoch: u32,
     pair: Pair,
     outbox: Outbox,
     inbox: Inbox,
@@ -77,6 +79,7 @@ impl Peer {
             is_expected: false,
             is_told: false,
             is_leaving: false,
+            epoch: 0,
             pair: Pair::new(),
             outbox: Outbox::new(slots),
             inbox: Inbox::new(slots),
@@ -98,6 +101,20 @@ impl Peer {
     #[inline]
     pub fn is_open(&self) -> bool {
         self.state == PeerState::Open
+    }
+
+    /// The slot is used again: nothing of the old connection is left, whose queue pairs are gone.
+    pub fn renew(&mut self, slots: u32) {
+        let epoch = self.epoch.wrapping_add(1);
+        *self = Peer {
+            epoch,
+            ..Peer::new(self.rank, slots)
+        };
+    }
+
+    /// How often its slot was used.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// It takes posts.
