@@ -28,7 +28,7 @@ pub fn server() {
             _ => Staleness::Asp,
         },
         rate: 1.0,
-        evict_after: (mode == "evict").then_some(Duration::from_millis(400)),
+        evict_after: (mode == "evict").then_some(Duration::from_secs(2)),
         ..ServerOptions::default()
     };
     let tensor = TensorSpec {
@@ -136,7 +136,7 @@ fn a_worker_that_is_stopped_is_taken_out_and_told_so_when_it_goes_on() {
     for transport in ["shm", "tcp"] {
         let job = start((2, 5), transport, "evict");
         job.signal(3, Signal::STOP);
-        std::thread::sleep(Duration::from_millis(800));
+        std::thread::sleep(Duration::from_secs(3));
         // The others go on and end while it is stopped.
         for rank in 2..5 {
             job.set_place(rank, b'e');

@@ -240,40 +240,38 @@ fn what_is_no_checkpoint_is_refused_by_all_and_init_still_begins() {
 
 #[test]
 fn a_worker_that_is_away_for_too_long_is_taken_out_and_told_so() {
-    for transport in TRANSPORTS {
-        for staleness in [Staleness::Bsp, Staleness::Ssp(1)] {
-            let reports = ranks((4, transport), |comm| {
-                let options = ServerOptions {
-                    servers: vec![0, 3],
-                    workers: vec![0, 1, 2],
-                    staleness,
-                    evict_after: Some(Duration::from_millis(300)),
-                    ..ServerOptions::default()
-                };
-                let sizes = tensors(DataType::F32, &[COUNT]);
-                let server = ParameterServer::new(&comm, sizes, options).unwrap();
-                if comm.rank() == 3 {
-                    return server.finish().unwrap();
-                }
-                server.init(&first()).unwrap();
-                let rounds = if comm.rank() == 1 { 2 } else { 10 };
-                let weights = steps(&server, comm.rank(), 0..rounds);
-                if comm.rank() == 1 {
-                    std::thread::sleep(Duration::from_millis(1000));
-                    let error = server.step(&first(), &weights).unwrap_err().to_string();
-                    assert!(error.contains("evict_after") && error.contains("rank 1"));
-                    let again = server.finish().unwrap_err().to_string();
-                    assert!(again.contains("evict_after"), "{again}");
-                    return None;
-                }
-                server.finish().unwrap()
-            });
-            for report in reports.into_iter().flatten() {
-                assert_eq!(report.lost, [1], "{transport}, {staleness:?}");
-                assert_eq!(report.pushes, [10, 2, 10]);
-                let updates = if staleness == Staleness::Bsp { 10 } else { 22 };
-                assert_eq!(report.version, updates);
+    for (transport, staleness) in [("shm", Staleness::Bsp), ("tcp", Staleness::Ssp(1))] {
+        let reports = ranks((4, transport), |comm| {
+            let options = ServerOptions {
+                servers: vec![0, 3],
+                workers: vec![0, 1, 2],
+                staleness,
+                evict_after: Some(Duration::from_secs(1)),
+                ..ServerOptions::default()
+            };
+            let sizes = tensors(DataType::F32, &[COUNT]);
+            let server = ParameterServer::new(&comm, sizes, options).unwrap();
+            if comm.rank() == 3 {
+                return server.finish().unwrap();
             }
+            server.init(&first()).unwrap();
+            let rounds = if comm.rank() == 1 { 2 } else { 10 };
+            let weights = steps(&server, comm.rank(), 0..rounds);
+            if comm.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(2500));
+                let error = server.step(&first(), &weights).unwrap_err().to_string();
+                assert!(error.contains("evict_after") && error.contains("rank 1"));
+                let again = server.finish().unwrap_err().to_string();
+                assert!(again.contains("evict_after"), "{again}");
+                return None;
+            }
+            server.finish().unwrap()
+        });
+        for report in reports.into_iter().flatten() {
+            assert_eq!(report.lost, [1], "{transport}, {staleness:?}");
+            assert_eq!(report.pushes, [10, 2, 10]);
+            let updates = if staleness == Staleness::Bsp { 10 } else { 22 };
+            assert_eq!(report.version, updates);
         }
     }
 }
