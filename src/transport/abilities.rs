@@ -9,7 +9,8 @@ use crate::types::Rank;
 /// Memory of peers that is reached where it lies: mapped, or read out of their processes.
 pub trait Mapping {
     /// A peer's region as memory of this process, if it is mapped and known. `Ok(None)`: it is not
-    /// known (yet); poll and ask again.
+    /// known (yet); poll and ask again. Nobody writes there once the end of the peer is reported
+    /// (clause 23).
     fn mapped(&mut self, _peer: Rank, _key: RegionKey) -> Result<Option<View>> {
         Ok(None)
     }

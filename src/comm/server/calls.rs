@@ -63,6 +63,23 @@ impl Calls {
         self.wait(worker, "push", Worker::is_pushed)
     }
 
+    /// Pushes, waits for the OK or not, and pulls.
+    pub fn exchange<G: Element, W: Element>(
+        &self,
+        what: &str,
+        gradients: &[Buffer<G>],
+        weights: &[Buffer<W>],
+        waits: bool,
+    ) -> Result<Vec<u64>> {
+        let mut worker = self.ready_worker(what)?;
+        self.check(weights, self.shared.layout.pulls, what)?;
+        self.push_by(&mut worker, gradients)?;
+        if waits {
+            self.wait(&mut worker, "a wait for an OK", Worker::is_ok)?;
+        }
+        self.pull_by(&mut worker, weights)
+    }
+
     pub fn pull_by<W: Element>(
         &self,
         worker: &mut Worker,
@@ -219,7 +236,13 @@ impl Calls {
     fn give_up(&self, worker: &Worker, what: &str, (begun, now): (Time, Time)) -> Option<Error> {
         let (comm, layout) = (&self.shared.comm, &self.shared.layout);
         let slowest = worker.answer().slowest.filter(|_| !worker.is_ok());
+        let first = layout.workers[0];
         let (awaited, known) = match slowest {
+            // The first worker waits for the shards, and the others for it.
+            None if !worker.has_begun && worker.number > 0 => (
+                vec![first],
+                "the first worker has given no weights to begin with (init or load)".into(),
+            ),
             Some(slowest) => (
                 vec![layout.workers[slowest as usize]],
                 format!("worker {slowest} has the fewest pushes"),

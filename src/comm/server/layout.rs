@@ -226,7 +226,7 @@ impl Layout {
 
     /// Two words of a shard that say where the gradients of a worker lie in its own memory: one
     /// more than the key of the region, and one more than the offset in it.
-    pub fn home(&self, worker: usize) -> usize {
+    pub fn gradient_region(&self, worker: usize) -> usize {
         self.after_arrived() + 2 + 3 * self.workers.len() + 2 * worker
     }
 
@@ -241,7 +241,7 @@ impl Layout {
     }
 
     fn order_start(&self) -> usize {
-        self.home(self.workers.len())
+        self.gradient_region(self.workers.len())
     }
 
     /// The word of a shard with the entry of the order of this number: the number and one more, and

@@ -7,17 +7,20 @@
 //! pushes in the order of these numbers.
 //!
 //! `layout.rs` says where everything lies in the windows. `shard.rs` and `worker.rs` are what the
-//! two sides do, `home.rs` is memory of a worker that shards read, `weights.rs` is the memory of
-//! a shard and its updates, and `signals.rs` changes words of other ranks. `order.rs` writes the
-//! order down, `request.rs` what workers ask of all shards, and `checkpoint.rs` the files. A thread
-//! drives a shard, or the worker of its rank while that waits (`service.rs`).
+//! two sides do, `gradients.rs` is memory of a worker that shards read, `weights.rs` is the memory
+//! of a shard and its updates, and `signals.rs` changes words of other ranks. `order.rs` writes the
+//! order down. `asking.rs` is how a worker has all shards do something, `request.rs` what that can
+//! be, and `checkpoint.rs` the files. A thread drives a shard, or the worker of its rank while that
+//! waits (`service.rs`).
 //!
 //! Read first: [`ParameterServer::new`], then `shard.rs`.
 
+mod asking;
 mod calls;
 mod checkpoint;
-mod home;
+mod gradients;
 mod layout;
+mod operations;
 mod options;
 mod order;
 mod report;
@@ -199,9 +202,9 @@ impl ParameterServer {
         let (shared, shard, worker) = open(comm, &tensors, options, function)?;
         if matches!(mode, Staleness::Dssp { .. }) && mode.drift_max().is_none() && shared.is_first()
         {
-            note(&format!(
-                "{mode:?} does not bound how far a worker runs ahead; Release::Strict does"
-            ));
+            note(
+                "this DSSP does not bound how far a worker runs ahead: Release::Literal and Release::Paper do not, Release::Strict does",
+            );
         }
         let driving = shared.comm.driving()?;
         while !shared.is_ready()? {
@@ -272,9 +275,10 @@ impl ParameterServer {
     }
 
     /// Has all shards write a checkpoint of one version into a folder, which all servers reach by
-    /// this name. Gives the version. One worker calls it; the others go on meanwhile, as far as
-    /// shards that write let them. Files of earlier checkpoints stay, and a file is there whole or
-    /// not at all. A round of bulk synchronous workers that is not over is not in it.
+    /// this name. Gives the version. One worker calls it. A shard does nothing else while it
+    /// writes: the timeout of the communicator has to be longer than that. Files of earlier
+    /// checkpoints stay, and a file is there whole or not at all. A round of bulk synchronous
+    /// workers that is not over is not in it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: a server cannot write; the text names it and says why. As of
@@ -304,7 +308,8 @@ impl ParameterServer {
         }
         let mut worker = self.calls.ready_worker("set_optimizer")?;
         let request = Request::SetOptimizer(optimizer, rate, from);
-        self.calls.ask(&mut worker, &request, "set_optimizer")
+        let next = self.calls.ask(&mut worker, &request, "set_optimizer")?;
+        Ok(from.max(next))
     }
 
     /// Memory for the gradients of the next push: of all tensors, one after another. The shards
@@ -318,7 +323,7 @@ impl ParameterServer {
         let mut worker = self.calls.ready_worker("gradients")?;
         let dtype = self.calls.shared.layout.gradients;
         self.calls.check_type::<G>(dtype, "gradients")?;
-        worker.start_home()?;
+        worker.start_gradients()?;
         self.calls
             .wait(&mut worker, "gradients", Worker::has_room)?;
         let slot = worker.slot().expect("it has one now");
@@ -367,11 +372,7 @@ impl ParameterServer {
         gradients: &[Buffer<G>],
         weights: &[Buffer<W>],
     ) -> Result<Vec<u64>> {
-        let mut worker = self.calls.ready_worker("push_pull")?;
-        self.calls
-            .check(weights, self.calls.shared.layout.pulls, "push_pull")?;
-        self.calls.push_by(&mut worker, gradients)?;
-        self.calls.pull_by(&mut worker, weights)
+        self.calls.exchange("push_pull", gradients, weights, false)
     }
 
     /// Pushes a gradient, waits for its OK and pulls the weights. Errors: as of
@@ -381,13 +382,7 @@ impl ParameterServer {
         gradients: &[Buffer<G>],
         weights: &[Buffer<W>],
     ) -> Result<Vec<u64>> {
-        let mut worker = self.calls.ready_worker("step")?;
-        self.calls
-            .check(weights, self.calls.shared.layout.pulls, "step")?;
-        self.calls.push_by(&mut worker, gradients)?;
-        self.calls
-            .wait(&mut worker, "a wait for an OK", Worker::is_ok)?;
-        self.calls.pull_by(&mut worker, weights)
+        self.calls.exchange("step", gradients, weights, true)
     }
 
     /// What the shard of this rank has done so far; `None`: it has none.
@@ -462,7 +457,7 @@ fn open(
         tensors: text_of(tensors),
         data,
         words,
-        home: OnceLock::new(),
+        gradients: OnceLock::new(),
     });
     let evict_after = options.evict_after;
     let shard = server.map(|shard| Shard::new(shared.clone(), shard, options, function));

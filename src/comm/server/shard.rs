@@ -4,7 +4,7 @@
 //! [`Ledger`]: the others tell it what has come, and it tells them the order.
 
 use super::checkpoint::{self, Checkpoint, Rule};
-use super::home::Homes;
+use super::gradients::MappedGradients;
 use super::layout::{BY_LOAD, LIES_THERE, READY_BITS, SKIPPED, parts_of, word_of};
 use super::options::{NonFinitePush, ServerOptions};
 use super::order::{entry_of, value_of};
@@ -48,7 +48,7 @@ pub struct Shard {
     index: usize,
     options: ServerOptions,
     weights: Weights,
-    homes: Homes,
+    gradients: MappedGradients,
     /// Of the first shard.
     ledger: Option<Ledger>,
     signals: Signals,
@@ -109,7 +109,7 @@ impl Shard {
         };
         Ok(Shard {
             ledger,
-            homes: Homes::new(workers),
+            gradients: MappedGradients::new(workers),
             signals: Signals::new(),
             workers: vec![Pushes::default(); workers],
             skipped: vec![0; shards * workers],
@@ -142,7 +142,7 @@ impl Shard {
         let words = self.shared.layout.server_words();
         self.seen.0 = words.map(|at| self.word(at)).collect();
         self.begin()?;
-        self.homes
+        self.gradients
             .note(&self.shared, self.index, &mut self.signals)?;
         self.note_pushes()?;
         self.note_ends()?;
@@ -250,7 +250,7 @@ impl Shard {
             let push = pushes.come - 1;
             let place = match pulled & LIES_THERE {
                 0 => self.weights.slot(worker, push),
-                _ => self.homes.place(&shared, (self.index, worker), push)?,
+                _ => self.gradients.place(&shared, (self.index, worker), push)?,
             };
             let waiting = &mut self.workers[worker].waiting;
             waiting.push_back((pulled & !LIES_THERE, place));
@@ -511,7 +511,9 @@ impl Shard {
         let mut version = self.weights.version();
         let done = match request {
             Request::SetOptimizer(optimizer, rate, from) => {
-                version = self.weights.set_rule(from, Rule { optimizer, rate });
+                self.weights.set_rule(from, Rule { optimizer, rate });
+                // The next one, from which it may hold.
+                version += 1;
                 Ok(())
             }
             Request::Save(folder) => {

@@ -16,7 +16,7 @@ pub struct Shared {
     pub words: Window<u64>,
     /// Memory for gradients that shards may have mapped. It goes after the communicator: who has
     /// mapped it relies on it while this rank is connected.
-    pub home: OnceLock<Buffer<u8>>,
+    pub gradients: OnceLock<Buffer<u8>>,
 }
 
 impl Shared {

@@ -90,11 +90,8 @@ impl Weights {
     }
 
     /// From version `from` on, or, if that is there, from the next one: updates by this rule.
-    /// Gives the version.
-    pub fn set_rule(&mut self, from: u64, rule: Rule) -> u64 {
-        let from = from.max(self.version + 1);
-        self.later.push((from, rule));
-        from
+    pub fn set_rule(&mut self, from: u64, rule: Rule) {
+        self.later.push((from.max(self.version + 1), rule));
     }
 
     /// Takes the rules that hold from this version on.

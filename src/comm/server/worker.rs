@@ -2,8 +2,10 @@
 //!
 //! Nothing here waits: [`Worker::turn`] does what can be done now.
 
-use super::home::Home;
+use super::asking::Asking;
+use super::gradients::OwnGradients;
 use super::layout::{BY_INIT, BY_LOAD, LIES_THERE, READY_BITS, parts_of, word_of};
+use super::operations::end_some;
 use super::request::{Failure, Request};
 use super::shared::Shared;
 use super::signals::Signals;
@@ -76,12 +78,8 @@ pub struct Worker {
     pullers: Vec<Puller>,
     /// Two words for each shard: the versions that a pull reads there.
     versions: Buffer<u64>,
-    home: Home,
-    /// A request that is being put to all shards.
-    request: Vec<Operation>,
-    /// Requests that have been started, and those of which the first shard was told.
-    asked: u64,
-    told: u64,
+    gradients: OwnGradients,
+    asking: Asking,
     /// Memory for gradients and weights that do not lie in one buffer.
     packed: [Option<Buffer<u8>>; 2],
     /// The words that peers change, as they were.
@@ -110,10 +108,8 @@ impl Worker {
             sends: Vec::new(),
             target: None,
             pullers: Vec::new(),
-            home: Home::new(shared.clone()),
-            request: Vec::new(),
-            asked: 0,
-            told: 0,
+            gradients: OwnGradients::new(shared.clone()),
+            asking: Asking::new(shared.clone(), number),
             packed: [None, None],
             seen: Vec::new(),
             shared,
@@ -160,53 +156,19 @@ impl Worker {
 
     /// Puts a request to all shards. The last one is answered.
     pub fn start_request(&mut self, request: &Request) -> Result<()> {
-        let shared = self.shared.clone();
-        let layout = &shared.layout;
-        let bytes = request.emit();
-        let source = shared.comm.alloc::<u8>(bytes.len())?;
-        source.write(0, &bytes)?;
-        self.asked += 1;
-        for (shard, &server) in layout.servers.iter().enumerate() {
-            let at = layout.request(shard, self.number);
-            self.request.push(shared.data.put(&source, server, at)?);
-        }
-        Ok(())
-    }
-
-    /// Tells the first shard of a request that is everywhere.
-    fn go_on_asking(&mut self) -> Result<()> {
-        let shared = self.shared.clone();
-        end_some(&shared, &mut self.request)?;
-        if self.told == self.asked || !self.request.is_empty() {
-            return Ok(());
-        }
-        self.told = self.asked;
-        let place = (shared.layout.servers[0], shared.layout.asked(self.number));
-        self.signals.add((&shared.comm, &shared.words), place, 1)
+        self.asking.start(request)
     }
 
     /// All shards have answered the last request.
     pub fn is_answered(&self) -> bool {
-        let mut shards = 0..self.shared.layout.shards();
-        shards.all(|shard| self.answer_of(shard).0 >> 8 == self.asked as u32 & 0xff_ffff)
+        self.asking.is_answered()
     }
 
-    fn answer_of(&self, shard: usize) -> (u32, u32) {
-        let at = self.shared.layout.answered(shard);
-        parts_of(self.shared.words.load(at))
-    }
-
-    /// What the shards have answered: a version, or the first shard that has failed and why.
+    /// What the shards have answered: the least version, or the first shard that has failed and
+    /// why.
     pub fn answer_of_all(&self) -> std::result::Result<u64, (usize, Failure)> {
-        let mut version = u64::MAX;
-        for shard in 0..self.shared.layout.shards() {
-            let (word, of_shard) = self.answer_of(shard);
-            if let Some(failure) = Failure::from_code(word as u8) {
-                return Err((shard, failure));
-            }
-            version = version.min(self.near(of_shard));
-        }
-        Ok(version)
+        let versions = self.asking.answers()?.into_iter();
+        Ok(versions.map(|low| self.near(low)).min().unwrap_or(0))
     }
 
     /// The version of which these are the low bits, which is not long before the last pull.
@@ -241,18 +203,18 @@ impl Worker {
     }
 
     /// Takes memory for gradients, and tells all shards where it is.
-    pub fn start_home(&mut self) -> Result<()> {
-        self.home.start(self.number, &mut self.signals)
+    pub fn start_gradients(&mut self) -> Result<()> {
+        self.gradients.start(self.number, &mut self.signals)
     }
 
     /// There is room for the next push in the memory for gradients.
     pub fn has_room(&self) -> bool {
-        self.home.has_room(self.clock + 1)
+        self.gradients.has_room(self.clock + 1)
     }
 
     /// The room for the next push.
     pub fn slot(&self) -> Option<Buffer<u8>> {
-        self.home.slot(self.clock + 1)
+        self.gradients.slot(self.clock + 1)
     }
 
     /// The pushes that all shards have applied.
@@ -267,7 +229,7 @@ impl Worker {
     /// # Errors
     /// Something writes them.
     pub fn start_push(&mut self, gradients: Buffer<u8>) -> Result<()> {
-        self.lies_there = self.home.lend(&gradients, self.clock + 1)?;
+        self.lies_there = self.gradients.lend(&gradients, self.clock + 1)?;
         self.clock += 1;
         self.source = Some(gradients);
         self.unsent = (0..self.shared.layout.shards()).collect();
@@ -309,8 +271,8 @@ impl Worker {
         let words = shared.layout.worker_words();
         self.seen = words.map(|at| shared.words.load(at)).collect();
         self.push()?;
-        self.home.take_back(self.applied_by_all());
-        self.go_on_asking()?;
+        self.gradients.take_back(self.applied_by_all());
+        self.asking.turn(&mut self.signals)?;
         for shard in 0..self.pullers.len() {
             while self.pull(shard)? {}
         }
@@ -343,7 +305,8 @@ impl Worker {
             })
         };
         places.any(|(at, &seen)| words.load(at) != seen)
-            || self.sends.iter().chain(&self.request).any(has_ended)
+            || self.sends.iter().any(has_ended)
+            || self.asking.has_news(engine)
             || pulls()
     }
 
@@ -424,7 +387,7 @@ impl Worker {
         if let (Some(source), false) = (&self.source, self.unsent.is_empty()) {
             let pulled = self.pulled as u32 & !LIES_THERE;
             let (pushed, clock) = (&mut self.pushed, self.clock);
-            let (lies_there, home, signals) = (self.lies_there, &self.home, &mut self.signals);
+            let (lies_there, own, signals) = (self.lies_there, &self.gradients, &mut self.signals);
             let (push, sends) = (self.clock - 1, &mut self.sends);
             let mut unsent = std::mem::take(&mut self.unsent);
             let mut failed = Ok(());
@@ -434,7 +397,7 @@ impl Worker {
                 if held >= layout.slots || failed.is_err() {
                     return true;
                 }
-                let is_read = lies_there && home.is_read_by(shard);
+                let is_read = lies_there && own.is_read_by(shard);
                 let flag = if is_read { LIES_THERE } else { 0 };
                 let word = word_of(clock, pulled | flag);
                 let add = word.wrapping_sub(std::mem::replace(&mut pushed[shard], word));
@@ -541,23 +504,4 @@ impl Worker {
         puller.state = next;
         Ok(true)
     }
-}
-
-/// Takes out the operations that have ended.
-fn end_some(shared: &Shared, operations: &mut Vec<Operation>) -> Result<()> {
-    if operations.is_empty() {
-        return Ok(());
-    }
-    let driving = shared.comm.driving()?;
-    driving.drive_then(|engine| {
-        (operations.iter_mut()).for_each(|operation| operation.look(engine));
-    });
-    let mut result = Ok(());
-    operations.retain(|operation| {
-        if operation.is_over() && result.is_ok() {
-            result = operation.result();
-        }
-        !operation.is_over()
-    });
-    result
 }

@@ -1,5 +1,5 @@
-//! [`Home`]: memory of a worker in which its caller makes gradients. Shards that map it read them
-//! there ([`Homes`]).
+//! [`OwnGradients`]: memory of a worker in which its caller makes gradients. Shards that map it
+//! read them there ([`MappedGradients`]).
 
 use super::layout::{BY_PUT, IN_PLACE};
 use super::shared::Shared;
@@ -11,15 +11,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// See the module. Pushes are counted from 1 on.
-pub struct Home {
+pub struct OwnGradients {
     shared: Arc<Shared>,
     /// Pushes that lie here and are not applied by all shards, with their borrows.
     lent: VecDeque<(u64, Kept)>,
 }
 
-impl Home {
-    pub fn new(shared: Arc<Shared>) -> Home {
-        Home {
+impl OwnGradients {
+    pub fn new(shared: Arc<Shared>) -> OwnGradients {
+        OwnGradients {
             shared,
             lent: VecDeque::new(),
         }
@@ -28,7 +28,7 @@ impl Home {
     /// Takes the memory, and tells all shards where worker `number` has it.
     pub fn start(&mut self, number: usize, signals: &mut Signals) -> Result<()> {
         let shared = &self.shared;
-        if shared.home.get().is_some() {
+        if shared.gradients.get().is_some() {
             return Ok(());
         }
         let (layout, comm) = (&shared.layout, &shared.comm);
@@ -37,11 +37,11 @@ impl Home {
         let words = [u64::from(view.key().0) + 1, view.offset() + 1];
         for &server in &layout.servers {
             comm.export(server, view.key())?;
-            for (at, word) in (layout.home(number)..).zip(words) {
+            for (at, word) in (layout.gradient_region(number)..).zip(words) {
                 signals.add((comm, &shared.words), (server, at), word)?;
             }
         }
-        let _ = shared.home.set(memory);
+        let _ = shared.gradients.set(memory);
         Ok(())
     }
 
@@ -60,7 +60,7 @@ impl Home {
         let layout = &self.shared.layout;
         let start = layout.own_slot(push - 1);
         let bytes = layout.total() * layout.gradients.size_bytes();
-        let memory = self.shared.home.get()?;
+        let memory = self.shared.gradients.get()?;
         Some(memory.range(start..start + bytes))
     }
 
@@ -93,7 +93,7 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for OwnGradients {
     fn drop(&mut self) {
         // Shards may still read them: nobody writes there any more.
         let lent = std::mem::take(&mut self.lent);
@@ -101,16 +101,25 @@ impl Drop for Home {
     }
 }
 
-/// The memory of all workers for their gradients, as a shard maps it.
-pub struct Homes {
-    /// By worker: the memory, if it is mapped. `None`: the worker has none yet.
-    known: Vec<Option<Option<View>>>,
+/// What a shard knows of a worker's memory for gradients.
+#[derive(Clone, Copy)]
+enum Known {
+    /// Nothing: it may have none.
+    Nothing,
+    /// It is not mapped: gradients are put.
+    Unmapped,
+    Mapped(View),
 }
 
-impl Homes {
-    pub fn new(workers: usize) -> Homes {
-        Homes {
-            known: vec![None; workers],
+/// The memory of all workers for their gradients, as a shard maps it.
+pub struct MappedGradients {
+    known: Vec<Known>,
+}
+
+impl MappedGradients {
+    pub fn new(workers: usize) -> MappedGradients {
+        MappedGradients {
+            known: vec![Known::Nothing; workers],
         }
     }
 
@@ -118,13 +127,14 @@ impl Homes {
     pub fn note(&mut self, shared: &Shared, shard: usize, signals: &mut Signals) -> Result<()> {
         let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
         for (worker, known) in self.known.iter_mut().enumerate() {
-            let [key, offset] = [0, 1].map(|at| shared.words.load(layout.home(worker) + at));
-            if known.is_some() || key == 0 || offset == 0 {
+            let [key, offset] =
+                [0, 1].map(|at| shared.words.load(layout.gradient_region(worker) + at));
+            if !matches!(known, Known::Nothing) || key == 0 || offset == 0 {
                 continue;
             }
             let rank = layout.workers[worker];
             let mut engine = shared.comm.driving()?.engine();
-            let mut home = None;
+            let (mut now, mut how) = (Known::Unmapped, BY_PUT);
             if engine.maps(rank) {
                 let Some(region) = engine.map(rank, RegionKey(key as u32 - 1))? else {
                     continue;
@@ -135,11 +145,10 @@ impl Homes {
                     let text = format!("worker {worker} has gradients beyond its memory");
                     return Err(Error::Malformed(text));
                 }
-                home = Some(region.part(start, bytes));
+                (now, how) = (Known::Mapped(region.part(start, bytes)), IN_PLACE);
             }
             drop(engine);
-            let how = if home.is_some() { IN_PLACE } else { BY_PUT };
-            *known = Some(home);
+            *known = now;
             signals.add(way, (rank, layout.reads(shard)), how)?;
         }
         Ok(())
@@ -153,10 +162,11 @@ impl Homes {
         push: u64,
     ) -> Result<View> {
         let layout = &shared.layout;
-        let home = self.known[worker].flatten().ok_or_else(|| {
-            Error::Malformed(format!("worker {worker} has memory that is not mapped"))
-        })?;
+        let Known::Mapped(memory) = self.known[worker] else {
+            let text = format!("worker {worker} has memory that is not mapped");
+            return Err(Error::Malformed(text));
+        };
         let bytes = layout.bytes(shard, layout.gradients);
-        Ok(home.part(layout.own_slot(push) + bytes.start, bytes.len()))
+        Ok(memory.part(layout.own_slot(push) + bytes.start, bytes.len()))
     }
 }
