@@ -45,7 +45,7 @@ const SMALL: Setting = Setting {
     paper_times: "BSP, SSP, DSSP, ASP (ResNets)",
     paper_accuracies: "DSSP, SSP and ASP close together, BSP (ResNets)",
     reason: "BSP waits for the slowest of each round besides, and the three updates of a round that it \
-             spares the server take microseconds here; a server of the paper has millions of weights",
+             spares the server take microseconds each (linerate bench push-pull); a server of the paper has millions of weights",
 };
 /// It has 154 KB of weights: a paced link hands over 64 KiB at a time, and what is shorter arrives
 /// as if its own bytes took no time.
@@ -77,7 +77,7 @@ pub fn run(args: &DsspArgs, mut config: Config, rank: Rank) -> Result<Section, S
     section.line(format!(
         "four workers whose steps take {step_ms} ms, {:.0} Mbit/s leave one and {SERVER_LINKS} times as much the server, digits, {} runs of {} epochs each: medians, and least and most",
         pace as f64 / 1e6,
-        args.runs,
+        runs(args),
         args.epochs
     ));
     let mut rows = Vec::new();
@@ -103,6 +103,7 @@ impl Setting {
             step_ms: STEP * args.scale,
             hidden: self.hidden,
             end: End::Pushes(args.epochs * epoch as u32),
+            runs: runs(args),
         };
         let bytes = 4 * Classifier::new(self.hidden).parameters();
         section.line(format!(
@@ -150,7 +151,7 @@ impl Setting {
         section.line(format!("  paper:                {}", self.paper_times));
         section.line(format!("accuracy, best first:   {}", list(&accuracies)));
         section.line(format!("  paper:                {}", self.paper_accuracies));
-        section.line(format!("  where ours differ:    {}", self.reason));
+        section.line(format!("  where ours may differ: {}", self.reason));
         let of = |name: &str| times.iter().find(|one| one.0 == name).map(|one| one.1);
         if let (Some(dssp), Some(ssp)) = (of("DSSP strict"), of("SSP, mean")) {
             section.line(format!(
@@ -181,6 +182,10 @@ impl Setting {
         };
         (format!("homogeneous-{}{suffix}", self.name), chart)
     }
+}
+
+fn runs(args: &DsspArgs) -> u32 {
+    args.runs.unwrap_or(3)
 }
 
 fn seconds_per_epoch(run: &Trained, args: &DsspArgs) -> f64 {

@@ -78,9 +78,9 @@ pub struct DsspArgs {
     /// Of homogeneous: epochs of a run
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     epochs: u32,
-    /// Of table1 and homogeneous: runs of each mode
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    runs: u32,
+    /// Of table1 (by default 5) and homogeneous (3): runs of each mode
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: Option<u32>,
     /// A folder for plots (SVG); made where it is missing
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,

@@ -32,6 +32,8 @@ pub struct Plan {
     /// Hidden units of the classifier.
     pub hidden: usize,
     pub end: End,
+    /// How often.
+    pub runs: u32,
 }
 
 /// When a worker has done its part.
@@ -69,9 +71,9 @@ pub fn train_all(
     comm: &Communicator,
 ) -> std::result::Result<Vec<Vec<Trained>>, String> {
     let mut all = vec![Vec::new(); modes.len()];
-    let runs = args.runs as usize * modes.len();
+    let runs = plan.runs as usize * modes.len();
     let mut progress = Progress::new("runs", runs, comm.rank() == 0);
-    for run in 0..args.runs {
+    for run in 0..plan.runs {
         let seed = mix(args.seed ^ mix(u64::from(run)));
         for (mode, runs) in modes.iter().zip(&mut all) {
             runs.push(plan.train(mode, comm, seed).map_err(|e| e.to_string())?);
