@@ -230,10 +230,17 @@ impl TcpTransport {
         let address = PeerAddress::parse(address)?;
         let known = &mut self.peers[peer as usize];
         let epoch = known.reach().next_epoch();
-        if known.state() == PeerState::Open || epoch > EPOCH_MAX {
+        if known.state() == PeerState::Open {
             return Err(Error::invalid(format!(
-                "rank {peer} is connected already: disconnect it first ({epoch} of {EPOCH_MAX} times)"
+                "rank {peer} is connected already: disconnect it first"
             )));
+        }
+        if epoch > EPOCH_MAX {
+            return Err(Error::Exhausted {
+                what: format!("connecting to rank {peer} for the {epoch}th time"),
+                limit: format!("a slot is used {EPOCH_MAX} times at most"),
+                remedy: "start the job again".into(),
+            });
         }
         *known = Peer::new(peer, epoch);
         known.open(address);
