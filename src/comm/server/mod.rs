@@ -64,7 +64,7 @@ use shard::Shard;
 use shared::Shared;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use worker::Worker;
 
 /// The weights of a model on some ranks, for workers that push gradients and pull weights. See
@@ -202,9 +202,12 @@ impl ParameterServer {
         let (shared, shard, worker) = open(comm, &tensors, options, function)?;
         if matches!(mode, Staleness::Dssp { .. }) && mode.drift_max().is_none() && shared.is_first()
         {
-            note(
-                "this DSSP does not bound how far a worker runs ahead: Release::Literal and Release::Paper do not, Release::Strict does",
-            );
+            static TOLD: Once = Once::new();
+            TOLD.call_once(|| {
+                note(
+                    "this DSSP does not bound how far a worker runs ahead: Release::Literal and Release::Paper do not, Release::Strict does",
+                );
+            });
         }
         let driving = shared.comm.driving()?;
         while !shared.is_ready()? {
