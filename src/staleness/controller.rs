@@ -192,6 +192,15 @@ impl Controller {
     /// The number is not below the capacity, or this worker is there.
     pub fn attach(&mut self, worker: u32) -> Result<u64> {
         let pushes = self.front.map_or(0, |front| front.fewest);
+        self.attach_with(worker, pushes)?;
+        Ok(pushes)
+    }
+
+    /// As [`Controller::attach`], of a worker that has pushed as often, and has its OK for that.
+    ///
+    /// # Errors
+    /// As of [`Controller::attach`].
+    pub fn attach_with(&mut self, worker: u32, pushes: u64) -> Result<()> {
         let capacity = self.workers.len();
         let place = self.workers.get_mut(worker as usize).ok_or_else(|| {
             Error::invalid(format!(
@@ -211,7 +220,7 @@ impl Controller {
             is_waiting: false,
         });
         self.front = self.look();
-        Ok(pushes)
+        Ok(())
     }
 
     /// A worker has gone or died; gives the decisions on those that need not wait for it any more.

@@ -1,9 +1,11 @@
 //! [`Ledger`]: the one order in which all shards of a parameter server apply pushes and do what
 //! workers ask for.
 //!
-//! A push counts when every shard has its part of it. The ledger then numbers it, and all shards
+//! A push counts when every server has its part of it. The ledger then numbers it, and all shards
 //! apply pushes in the order of these numbers: so each is applied once everywhere or nowhere, and
 //! the order alone tells all weights.
+//!
+//! A second ledger can follow the order of the first one and lead when that has failed.
 
 use super::controller::{Controller, Decision};
 use super::options::Staleness;
@@ -35,13 +37,19 @@ pub enum Entry {
 /// See the module.
 #[derive(Debug)]
 pub struct Ledger {
+    /// Without workers while it follows.
     controller: Controller,
+    leads: bool,
     /// One update takes the pushes of all workers.
     is_bsp: bool,
-    /// By worker: how many pushes each shard has.
+    /// By worker: how many pushes each server has.
     arrived: Vec<Vec<u64>>,
-    /// By worker: pushes that are numbered.
+    /// Servers that have failed.
+    lost: Vec<bool>,
+    /// By worker: pushes that are numbered; requests, and those that are in the order.
     numbered: Vec<u64>,
+    asked: Vec<u64>,
+    ordered: Vec<u64>,
     /// Workers that are there, and those that have pushed since the last update.
     living: Vec<bool>,
     open: Vec<bool>,
@@ -52,51 +60,122 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// For workers 0 to `workers` - 1, who are all there, and as many shards.
+    /// For workers 0 to `workers` - 1, who are all there, and as many servers.
     ///
     /// # Errors
     /// [`Staleness::check`].
-    pub fn new(staleness: Staleness, workers: u32, shards: u32) -> Result<Ledger> {
-        let mut controller = Controller::new(staleness, workers)?;
-        for worker in 0..workers {
-            controller.attach(worker)?;
-        }
+    pub fn new(staleness: Staleness, workers: u32, servers: u32) -> Result<Ledger> {
+        let mut ledger = Ledger::following(staleness, workers, servers)?;
+        ledger.lead(&vec![0; workers as usize], Duration::ZERO)?;
+        Ok(ledger)
+    }
+
+    /// As [`Ledger::new`], but the order is that of another ledger: [`Ledger::follow`].
+    ///
+    /// # Errors
+    /// [`Staleness::check`].
+    pub fn following(staleness: Staleness, workers: u32, servers: u32) -> Result<Ledger> {
+        let count = workers as usize;
         Ok(Ledger {
-            controller,
+            controller: Controller::new(staleness, workers)?,
+            leads: false,
             is_bsp: staleness == Staleness::Bsp,
-            arrived: vec![vec![0; shards as usize]; workers as usize],
-            numbered: vec![0; workers as usize],
-            living: vec![true; workers as usize],
-            open: vec![false; workers as usize],
-            skipped: vec![false; workers as usize],
+            arrived: vec![vec![0; servers as usize]; count],
+            lost: vec![false; servers as usize],
+            numbered: vec![0; count],
+            asked: vec![0; count],
+            ordered: vec![0; count],
+            living: vec![true; count],
+            open: vec![false; count],
+            skipped: vec![false; count],
             order: VecDeque::new(),
             decisions: VecDeque::new(),
         })
     }
 
-    /// A shard has `count` pushes of a worker, at this time of the controller's clock.
+    /// Takes the next entry of the order of the ledger that leads.
+    pub fn follow(&mut self, entry: Entry) {
+        match entry {
+            Entry::Push {
+                worker, is_last, ..
+            } => {
+                let worker = worker as usize;
+                self.numbered[worker] += 1;
+                self.open[worker] = true;
+                self.skipped[worker] = false;
+                if is_last {
+                    self.open.fill(false);
+                }
+            }
+            Entry::EndOfRound => self.open.fill(false),
+            Entry::Request(worker) => self.ordered[worker as usize] += 1,
+            Entry::Evict(worker) => self.living[worker as usize] = false,
+        }
+    }
+
+    /// Makes the order from here on. `oks`: how many OKs each worker has had.
     ///
     /// # Errors
-    /// There is no such shard or worker, the count has become less, or the worker has pushed before
-    /// it had the OK of its last push.
-    pub fn arrive(&mut self, shard: u32, worker: u32, count: u64, time: Duration) -> Result<()> {
+    /// A worker has an OK for a push that is not in the order, or none for one before its last.
+    pub fn lead(&mut self, oks: &[u64], time: Duration) -> Result<()> {
+        let living = || (0..).zip(&self.living).filter(|(_, living)| **living);
+        let workers: Vec<u32> = living().map(|(worker, _)| worker).collect();
+        for &worker in &workers {
+            let (pushes, oks) = (self.numbered[worker as usize], oks[worker as usize]);
+            if oks > pushes || oks + 1 < pushes {
+                return Err(Error::Malformed(format!(
+                    "worker {worker} has {oks} OKs, and the order has {pushes} of its pushes"
+                )));
+            }
+            self.controller.attach_with(worker, oks)?;
+        }
+        self.leads = true;
+        for &worker in &workers {
+            let pushes = self.numbered[worker as usize];
+            if oks[worker as usize] < pushes {
+                let decisions = self.controller.push(worker, pushes, time)?;
+                self.decisions.extend(decisions);
+            }
+        }
+        if self.open.contains(&true) && self.end_round() {
+            self.order.push_back(Entry::EndOfRound);
+        }
+        for worker in workers {
+            self.number(worker, time)?;
+            self.order_requests(worker);
+        }
+        Ok(())
+    }
+
+    /// Whether this ledger makes the order.
+    pub fn leads(&self) -> bool {
+        self.leads
+    }
+
+    /// A server has `count` pushes of a worker, at this time of the controller's clock.
+    ///
+    /// # Errors
+    /// There is no such server or worker, the count has become less, or the worker has pushed
+    /// before it had the OK of its last push.
+    pub fn arrive(&mut self, server: u32, worker: u32, count: u64, time: Duration) -> Result<()> {
         let of_worker = self.arrived.get_mut(worker as usize);
-        let place = of_worker.and_then(|shards| shards.get_mut(shard as usize));
+        let place = of_worker.and_then(|servers| servers.get_mut(server as usize));
         let Some(known) = place.filter(|known| **known <= count) else {
             return Err(Error::Malformed(format!(
-                "shard {shard} says that it has {count} pushes of worker {worker}"
+                "server {server} says that it has {count} pushes of worker {worker}"
             )));
         };
         *known = count;
-        if !self.living[worker as usize] {
-            return Ok(());
-        }
-        let shards = &self.arrived[worker as usize];
-        let whole = shards.iter().copied().min().unwrap_or(0);
-        while self.numbered[worker as usize] < whole {
-            self.number(worker, time)?;
-        }
-        Ok(())
+        self.number(worker, time)
+    }
+
+    /// A server has failed: pushes count without it.
+    ///
+    /// # Errors
+    /// As of [`Ledger::arrive`].
+    pub fn lose(&mut self, server: u32, time: Duration) -> Result<()> {
+        self.lost[server as usize] = true;
+        (0..self.living.len() as u32).try_for_each(|worker| self.number(worker, time))
     }
 
     /// The next push of a worker that is numbered counts and is left out of the weights. A shard
@@ -107,25 +186,43 @@ impl Ledger {
         }
     }
 
+    /// Numbers the pushes of a worker that every server has.
     fn number(&mut self, worker: u32, time: Duration) -> Result<()> {
-        let pushes = &mut self.numbered[worker as usize];
-        let decisions = self.controller.push(worker, *pushes + 1, time)?;
-        *pushes += 1;
-        self.open[worker as usize] = true;
-        let is_skipped = std::mem::take(&mut self.skipped[worker as usize]);
-        let is_last = self.end_round();
-        self.order.push_back(Entry::Push {
-            worker,
-            is_last,
-            is_skipped,
-        });
-        self.decisions.extend(decisions);
+        let at = worker as usize;
+        if !self.leads || !self.living[at] {
+            return Ok(());
+        }
+        let servers = self.arrived[at].iter().zip(&self.lost);
+        let counts = servers.filter(|(_, lost)| !**lost).map(|(&count, _)| count);
+        let whole = counts.min().unwrap_or(0);
+        while self.numbered[at] < whole {
+            let pushes = &mut self.numbered[at];
+            let decisions = self.controller.push(worker, *pushes + 1, time)?;
+            *pushes += 1;
+            self.open[at] = true;
+            let is_skipped = std::mem::take(&mut self.skipped[at]);
+            let is_last = self.end_round();
+            self.order.push_back(Entry::Push {
+                worker,
+                is_last,
+                is_skipped,
+            });
+            self.decisions.extend(decisions);
+        }
         Ok(())
     }
 
-    /// A worker asks for something of all shards, which have the request.
-    pub fn request(&mut self, worker: u32) {
-        if self.living.get(worker as usize) == Some(&true) {
+    /// A worker has asked `count` times for something of all servers, which have the requests.
+    pub fn request(&mut self, worker: u32, count: u64) {
+        let asked = &mut self.asked[worker as usize];
+        *asked = count.max(*asked);
+        self.order_requests(worker);
+    }
+
+    fn order_requests(&mut self, worker: u32) {
+        let at = worker as usize;
+        while self.leads && self.living[at] && self.ordered[at] < self.asked[at] {
+            self.ordered[at] += 1;
             self.order.push_back(Entry::Request(worker));
         }
     }
@@ -139,12 +236,23 @@ impl Ledger {
         }
     }
 
+    /// A server has lost a worker, which may be there for others: it is taken out.
+    pub fn evict_lost(&mut self, worker: u32, now: Duration) {
+        if self.leads && self.living[worker as usize] {
+            self.order.push_back(Entry::Evict(worker));
+            self.detach(worker, now);
+        }
+    }
+
     /// A worker has finished or died. What of its pushes is not numbered never is. Those go on that
     /// waited for it.
     pub fn detach(&mut self, worker: u32, time: Duration) {
         match self.living.get_mut(worker as usize) {
             Some(living) if *living => *living = false,
             _ => return,
+        }
+        if !self.leads {
+            return;
         }
         let decisions = self.controller.detach(worker, time);
         if self.open.contains(&true) && self.end_round() {

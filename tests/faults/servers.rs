@@ -1,5 +1,5 @@
-//! Parameter servers whose workers and shards die: the other workers go on, and the death of a
-//! shard is an error on all that names it.
+//! Parameter servers whose workers and servers die: the other workers go on, and the death of a
+//! server whose shard no other has is an error on all that names it.
 
 use super::job::{Job, Place, Start, join, now_us};
 use linerate::options::{ServerOptions, Staleness};
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Elements: two shards of as many, more than are put at once over a connection.
 const COUNT: usize = 2 * 150_016;
 
-/// Rank 0 only serves; rank 1 serves a second shard, if there is one; the others train.
+/// The first ranks serve, two of them each shard if the mode is "copies"; the others train.
 pub fn server() {
     let place = Place::open();
     let comm = join().unwrap();
@@ -24,10 +24,11 @@ pub fn server() {
         servers: (0..servers).collect(),
         staleness: match mode.as_str() {
             "bsp" | "evict" => Staleness::Bsp,
-            "ssp" => Staleness::Ssp(1),
+            "ssp" | "copies" => Staleness::Ssp(1),
             _ => Staleness::Asp,
         },
         rate: 1.0,
+        replicas: u32::from(mode == "copies"),
         evict_after: (mode == "evict").then_some(Duration::from_secs(2)),
         ..ServerOptions::default()
     };
@@ -128,6 +129,35 @@ fn the_death_of_a_worker_holds_no_other_worker_up() {
         }
         let versions = [0, 1].map(|rank| result(&outputs[rank], "REPORT"));
         assert_eq!(versions[0], versions[1], "{transport} {mode}");
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_is_replaced_by_the_other_one_of_its_shard() {
+    for transport in ["shm", "tcp"] {
+        for victim in [0, 1, 3] {
+            let (servers, ranks) = (4, 7);
+            let job = start((servers, ranks), transport, "copies");
+            job.signal(victim, Signal::KILL);
+            std::thread::sleep(Duration::from_millis(300));
+            for rank in servers..ranks {
+                job.set_place(rank, b'e');
+            }
+            let outputs = job.end();
+            let mut versions = Vec::new();
+            for (rank, output) in (0..).zip(&outputs).filter(|(rank, _)| *rank != victim) {
+                let key = if rank < servers { "REPORT" } else { "LONGEST" };
+                let said = result(output, key);
+                let case = format!("{transport}, {victim}, rank {rank}");
+                let said = said.unwrap_or_else(|| panic!("{case}: {}", text(output)));
+                if rank < servers {
+                    versions.push(said);
+                } else {
+                    println!("{case}: the longest step took {said} us");
+                }
+            }
+            assert!(versions.iter().all(|version| *version == versions[0]));
+        }
     }
 }
 

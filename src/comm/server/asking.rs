@@ -1,6 +1,7 @@
-//! [`Asking`]: how a worker has all shards do something at one place of their order.
+//! [`Asking`]: how a worker has all servers do something at one place of their order.
 
 use super::layout::parts_of;
+use super::living::Living;
 use super::operations::end_some;
 use super::request::{Failure, Request};
 use super::shared::Shared;
@@ -18,9 +19,9 @@ pub struct Asking {
     shared: Arc<Shared>,
     /// The number of the worker.
     number: usize,
-    /// A request that is being put to all shards.
+    /// A request that is being put to all servers.
     puts: Vec<Operation>,
-    /// Requests that have been started, and those of which the first shard was told.
+    /// Requests that have been started, and those of which the leaders were told.
     started: u64,
     told: u64,
 }
@@ -36,30 +37,34 @@ impl Asking {
         }
     }
 
-    /// Puts a request to all shards. The last one is answered.
-    pub fn start(&mut self, request: &Request) -> Result<()> {
+    /// Puts a request to all servers. The last one is answered.
+    pub fn start(&mut self, request: &Request, living: &Living) -> Result<()> {
         let (layout, comm) = (&self.shared.layout, &self.shared.comm);
         let bytes = request.emit();
         let source = comm.alloc::<u8>(bytes.len())?;
         source.write(0, &bytes)?;
         self.started += 1;
-        for (shard, &server) in layout.servers.iter().enumerate() {
-            let at = layout.request(shard, self.number);
-            self.puts.push(self.shared.data.put(&source, server, at)?);
+        for server in living.servers() {
+            let (rank, at) = (layout.servers[server], layout.request(server, self.number));
+            self.puts.push(self.shared.data.put(&source, rank, at)?);
         }
         Ok(())
     }
 
-    /// Tells the first shard of a request that is everywhere.
-    pub fn turn(&mut self, signals: &mut Signals) -> Result<()> {
-        end_some(&self.shared, &mut self.puts)?;
+    /// Tells the leaders of a request that is everywhere.
+    pub fn turn(&mut self, signals: &mut Signals, living: &Living) -> Result<()> {
+        living.without_ends(end_some(&self.shared, &mut self.puts))?;
         if self.told == self.started || !self.puts.is_empty() {
             return Ok(());
         }
         self.told = self.started;
         let (layout, words) = (&self.shared.layout, &self.shared.words);
-        let place = (layout.servers[0], layout.asked(self.number));
-        signals.add((&self.shared.comm, words), place, 1)
+        let leaders = living.servers().filter(|&one| one < layout.leaders());
+        for leader in leaders {
+            let place = (layout.servers[leader], layout.asked(self.number));
+            signals.add((&self.shared.comm, words), place, 1)?;
+        }
+        Ok(())
     }
 
     /// Whether a put has ended.
@@ -67,28 +72,28 @@ impl Asking {
         self.puts.iter().any(|put| put.has_ended(engine))
     }
 
-    /// All shards have answered the last request.
-    pub fn is_answered(&self) -> bool {
+    /// All servers have answered the last request.
+    pub fn is_answered(&self, living: &Living) -> bool {
         let number = (self.started & NUMBER_MASK) as u32;
-        let mut shards = 0..self.shared.layout.shards();
-        shards.all(|shard| self.answer_of(shard).0 >> 8 == number)
+        let mut servers = living.servers();
+        servers.all(|server| self.answer_of(server).0 >> 8 == number)
     }
 
-    fn answer_of(&self, shard: usize) -> (u32, u32) {
-        let at = self.shared.layout.answered(shard);
+    fn answer_of(&self, server: usize) -> (u32, u32) {
+        let at = self.shared.layout.answered(server);
         parts_of(self.shared.words.load(at))
     }
 
-    /// The low bits of the versions that the shards have answered, or the first shard that has
-    /// failed and why.
-    pub fn answers(&self) -> std::result::Result<Vec<u32>, (usize, Failure)> {
-        let answer = |shard| {
-            let (word, version) = self.answer_of(shard);
+    /// The low bits of the versions that the servers have answered, or the first server that could
+    /// not do it and why.
+    pub fn answers(&self, living: &Living) -> std::result::Result<Vec<u32>, (usize, Failure)> {
+        let answer = |server| {
+            let (word, version) = self.answer_of(server);
             match Failure::from_code(word as u8) {
-                Some(failure) => Err((shard, failure)),
+                Some(failure) => Err((server, failure)),
                 None => Ok(version),
             }
         };
-        (0..self.shared.layout.shards()).map(answer).collect()
+        living.servers().map(answer).collect()
     }
 }

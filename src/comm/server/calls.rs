@@ -48,8 +48,9 @@ impl Calls {
     pub fn ask(&self, worker: &mut Worker, request: &Request, what: &str) -> Result<u64> {
         worker.start_request(request)?;
         self.wait(worker, what, Worker::is_answered)?;
-        worker.answer_of_all().map_err(|(shard, failure)| {
-            let rank = self.shared.layout.servers[shard];
+        worker.answer_of_all().map_err(|(server, failure)| {
+            let layout = &self.shared.layout;
+            let (rank, shard) = (layout.servers[server], layout.shard_of(server));
             Error::invalid(format!("{what}: shard {shard}, rank {rank}: {failure}"))
         })
     }

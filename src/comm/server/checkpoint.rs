@@ -215,9 +215,10 @@ fn parse_name(name: &str) -> Option<(u64, usize, usize)> {
 /// Reads numbers of a shard, as bytes: of the weights (0) or of a state (1 or 2), and which.
 pub type ReadFn<'a> = dyn Fn(usize, Range<usize>, &mut [u8]) + 'a;
 
-/// The part of a shard.
+/// The part of a shard. Servers that have the same shard write the same file.
 pub struct Part<'a> {
     pub shard: (usize, usize),
+    pub server: usize,
     /// Elements of all tensors.
     pub range: Range<usize>,
     pub read: &'a ReadFn<'a>,
@@ -232,7 +233,7 @@ fn write(folder: &Path, head: &Head, part: &Part) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let name = name_of(head.version, part.shard);
     let path = folder.join(&name);
-    let hidden = folder.join(format!(".{name}.{}", std::process::id()));
+    let hidden = folder.join(format!(".{name}.{}.{}", part.server, std::process::id()));
     let written = write_file(&hidden, head, part).and_then(|()| {
         std::fs::rename(&hidden, &path)?;
         File::open(folder)?.sync_all()

@@ -2,6 +2,7 @@
 //! read them there ([`MappedGradients`]).
 
 use super::layout::{BY_PUT, IN_PLACE};
+use super::living::Living;
 use super::shared::Shared;
 use super::signals::Signals;
 use crate::comm::Buffer;
@@ -26,7 +27,7 @@ impl OwnGradients {
     }
 
     /// Takes the memory, and tells all shards where worker `number` has it.
-    pub fn start(&mut self, number: usize, signals: &mut Signals) -> Result<()> {
+    pub fn start(&mut self, number: usize, signals: &mut Signals, living: &Living) -> Result<()> {
         let shared = &self.shared;
         if shared.gradients.get().is_some() {
             return Ok(());
@@ -35,8 +36,8 @@ impl OwnGradients {
         let memory = comm.alloc::<u8>(layout.own_bytes())?;
         let view = memory.raw().view();
         let words = [u64::from(view.key().0) + 1, view.offset() + 1];
-        for &server in &layout.servers {
-            comm.export(server, view.key())?;
+        for server in living.servers().map(|server| layout.servers[server]) {
+            living.without_ends(comm.export(server, view.key()))?;
             for (at, word) in (layout.gradient_region(number)..).zip(words) {
                 signals.add((comm, &shared.words), (server, at), word)?;
             }
@@ -45,14 +46,15 @@ impl OwnGradients {
         Ok(())
     }
 
-    /// All shards know where the memory is, and there is room for this push.
-    pub fn has_room(&self, push: u64) -> bool {
+    /// All servers know where the memory is, and there is room for this push.
+    pub fn has_room(&self, push: u64, living: &Living) -> bool {
         let layout = &self.shared.layout;
         let words = &self.shared.words;
         // The last one that lay in the same slot was as many pushes before.
         let is_free =
             (self.lent.front()).is_none_or(|&(lent, _)| lent + layout.slots as u64 > push);
-        is_free && (0..layout.shards()).all(|shard| words.load(layout.reads(shard)) != 0)
+        let mut servers = living.servers();
+        is_free && servers.all(|server| words.load(layout.reads(server)) != 0)
     }
 
     /// The room for a push.
@@ -69,9 +71,9 @@ impl OwnGradients {
     ///
     /// # Errors
     /// Something writes them.
-    pub fn lend(&mut self, gradients: &Buffer<u8>, push: u64) -> Result<bool> {
+    pub fn lend(&mut self, gradients: &Buffer<u8>, push: u64, living: &Living) -> Result<bool> {
         let place = |buffer: &Buffer<u8>| (buffer.raw().view().as_ptr(), buffer.len());
-        let slot = self.slot(push).filter(|_| self.has_room(push));
+        let slot = self.slot(push).filter(|_| self.has_room(push, living));
         if slot.is_none_or(|slot| place(&slot) != place(gradients)) {
             return Ok(false);
         }
@@ -87,9 +89,9 @@ impl OwnGradients {
         }
     }
 
-    /// Whether a shard reads gradients here.
-    pub fn is_read_by(&self, shard: usize) -> bool {
-        self.shared.words.load(self.shared.layout.reads(shard)) == IN_PLACE
+    /// Whether a server reads gradients here.
+    pub fn is_read_by(&self, server: usize) -> bool {
+        self.shared.words.load(self.shared.layout.reads(server)) == IN_PLACE
     }
 }
 
@@ -124,7 +126,7 @@ impl MappedGradients {
     }
 
     /// Maps what workers have told of, and tells them whether it could.
-    pub fn note(&mut self, shared: &Shared, shard: usize, signals: &mut Signals) -> Result<()> {
+    pub fn note(&mut self, shared: &Shared, server: usize, signals: &mut Signals) -> Result<()> {
         let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
         for (worker, known) in self.known.iter_mut().enumerate() {
             let [key, offset] =
@@ -149,7 +151,7 @@ impl MappedGradients {
             }
             drop(engine);
             *known = now;
-            signals.add(way, (rank, layout.reads(shard)), how)?;
+            signals.add(way, (rank, layout.reads(server)), how)?;
         }
         Ok(())
     }
@@ -158,7 +160,7 @@ impl MappedGradients {
     pub fn place(
         &self,
         shared: &Shared,
-        (shard, worker): (usize, usize),
+        (server, worker): (usize, usize),
         push: u64,
     ) -> Result<View> {
         let layout = &shared.layout;
@@ -166,7 +168,7 @@ impl MappedGradients {
             let text = format!("worker {worker} has memory that is not mapped");
             return Err(Error::Malformed(text));
         };
-        let bytes = layout.bytes(shard, layout.gradients);
+        let bytes = layout.bytes(layout.shard_of(server), layout.gradients);
         Ok(memory.part(layout.own_slot(push) + bytes.start, bytes.len()))
     }
 }

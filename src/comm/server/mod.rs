@@ -2,16 +2,22 @@
 //! and pull weights from them.
 //!
 //! Each server rank has a shard: an equal part of all elements. A worker puts its gradient into
-//! slots in the memory of all shards. The first shard has the ledger ([`crate::staleness`]): it
-//! numbers a push when all shards have it, and says whether the worker goes on. All shards apply
-//! pushes in the order of these numbers.
+//! slots in the memory of all servers. The first server leads: it has the ledger
+//! ([`crate::staleness`]), numbers a push when all servers have it, and says whether the worker
+//! goes on. All servers apply pushes in the order of these numbers.
+//!
+//! With replicas two servers have the same shard, and do the same with it. What the leader puts in
+//! order it tells the other server of its shard first, and everybody else when that has it
+//! (`leading.rs`). So that one can lead when the first has failed: it waits until all who are there
+//! have seen the failure, and goes on from its order. Of any other server that fails, nobody waits
+//! for anything more.
 //!
 //! `layout.rs` says where everything lies in the windows. `shard.rs` and `worker.rs` are what the
 //! two sides do, `gradients.rs` is memory of a worker that shards read, `weights.rs` is the memory
 //! of a shard and its updates, and `signals.rs` changes words of other ranks. `order.rs` writes the
-//! order down. `asking.rs` is how a worker has all shards do something, `request.rs` what that can
-//! be, and `checkpoint.rs` the files. A thread drives a shard, or the worker of its rank while that
-//! waits (`service.rs`).
+//! order down. `asking.rs` is how a worker has all servers do something, `request.rs` what that can
+//! be, and `checkpoint.rs` the files. `living.rs` is which servers are there. A thread drives a
+//! shard, or the worker of its rank while that waits (`service.rs`).
 //!
 //! Read first: [`ParameterServer::new`], then `shard.rs`.
 
@@ -20,9 +26,12 @@ mod calls;
 mod checkpoint;
 mod gradients;
 mod layout;
+mod leading;
+mod living;
 mod operations;
 mod options;
 mod order;
+mod pulling;
 mod report;
 mod request;
 mod service;
@@ -72,7 +81,8 @@ use worker::Worker;
 ///
 /// A worker that fails, or drops this before [`finish`](ParameterServer::finish), ends for itself:
 /// a push that some shards have not got whole is not applied anywhere, and no other worker waits
-/// for it any more. The failure of a server is an error on all ranks.
+/// for it any more. The failure of a server is an error on all ranks, unless another one has its
+/// shard ([`ServerOptions::replicas`]).
 pub struct ParameterServer {
     calls: Calls,
 }

@@ -4,7 +4,7 @@ use super::shared::Shared;
 use crate::comm::Operation;
 use crate::error::Result;
 
-/// Takes out the operations that have ended.
+/// Takes out the operations that have ended. Gives the first error.
 pub fn end_some(shared: &Shared, operations: &mut Vec<Operation>) -> Result<()> {
     if operations.is_empty() {
         return Ok(());

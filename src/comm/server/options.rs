@@ -8,6 +8,8 @@ use std::time::Duration;
 
 /// The most pushes of a worker that a shard holds and has not applied.
 const SLOTS_MAX: u32 = 64;
+/// The most further servers of a shard.
+const REPLICAS_MAX: u32 = 1;
 
 /// What becomes of a push with a NaN or an infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +28,11 @@ pub enum NonFinitePush {
 pub struct ServerOptions {
     /// The ranks that hold the weights, one shard each, in this order; empty: all ranks.
     pub servers: Vec<Rank>,
+    /// How many more servers have each shard: 0 or 1. With 1, two servers that follow each other in
+    /// `servers` have the same shard, so that there are half as many shards. Either may fail: no
+    /// push that has its OK is lost, and none is applied twice. Workers push to both, which takes
+    /// twice the bytes, and pull from one. Put the two on two hosts.
+    pub replicas: u32,
     /// The ranks that push and pull, in the order of their numbers as workers; empty: all ranks
     /// that are no servers, or all ranks if every one is a server.
     pub workers: Vec<Rank>,
@@ -52,6 +59,7 @@ impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             servers: Vec::new(),
+            replicas: 0,
             workers: Vec::new(),
             staleness: Staleness::Bsp,
             optimizer: Optimizer::sgd(),
@@ -116,6 +124,18 @@ impl ServerOptions {
             true => all.clone(),
             false => self.servers.clone(),
         };
+        if self.replicas > REPLICAS_MAX {
+            return Err(Error::invalid(format!(
+                "ServerOptions: {} replicas of each shard: 0 or {REPLICAS_MAX}",
+                self.replicas
+            )));
+        }
+        if !servers.len().is_multiple_of(self.replicas as usize + 1) {
+            return Err(Error::invalid(format!(
+                "ServerOptions: {} servers with a replica of each shard: two servers have one shard, so take an even number",
+                servers.len()
+            )));
+        }
         let mut workers = match self.workers.is_empty() {
             true => (all.iter().copied())
                 .filter(|rank| !servers.contains(rank))

@@ -21,13 +21,14 @@ pub struct ServerReport {
     /// By worker: pushes that were taken or left out, those of the checkpoint to begin with
     /// included.
     pub pushes: Vec<u64>,
-    /// Workers that ended before they finished, or were evicted, by rank.
+    /// Ranks of workers that ended before they finished, or were evicted, and of servers that
+    /// failed.
     pub lost: Vec<Rank>,
     /// How far workers may run ahead. [`Staleness::drift_max`] says whether anything bounds that.
     pub staleness_mode: Staleness,
-    /// Of the first shard: the greatest drift after a push.
+    /// Of the server that makes the order, the first one: the greatest drift after a push.
     pub drift_max: u64,
-    /// Of the first shard: decisions by reason.
+    /// Of the same server: decisions by reason.
     pub decisions: Decisions,
 }
 
@@ -51,7 +52,7 @@ pub struct Counts {
     staleness: Vec<u64>,
     /// Pushes that were left out.
     pub skipped: u64,
-    /// Workers that ended before they finished, or were evicted.
+    /// Workers that ended before they finished, or were evicted, and servers that failed.
     pub lost: Vec<Rank>,
     drift_max: u64,
     decisions: Decisions,

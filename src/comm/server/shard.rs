@@ -1,13 +1,17 @@
 //! [`Shard`]: a part of the weights, which takes pushes and updates them.
 //!
-//! Nothing here waits: [`Shard::turn`] does what can be done now. The first shard also has the
-//! [`Ledger`]: the others tell it what has come, and it tells them the order.
+//! Nothing here waits: [`Shard::turn`] does what can be done now. Servers tell the leaders what has
+//! come ([`Leading`]), and those tell them the order.
 
 use super::checkpoint::{self, Checkpoint, Rule};
 use super::gradients::MappedGradients;
-use super::layout::{BY_LOAD, LIES_THERE, READY_BITS, SKIPPED, parts_of, word_of};
+use super::layout::{BY_LOAD, LIES_THERE, LOST, SKIPPED, parts_of, word_of};
+use super::leading::Leading;
+#[cfg(test)]
+use super::leading::Mutant;
+use super::living::Living;
 use super::options::{NonFinitePush, ServerOptions};
-use super::order::{entry_of, value_of};
+use super::order::entry_of;
 use super::report::{Counts, ServerReport};
 use super::request::{Failure, REQUEST_BYTES, Request};
 use super::shared::Shared;
@@ -17,7 +21,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::View;
 use crate::optimizer;
-use crate::staleness::{Entry, Ledger};
+use crate::staleness::Entry;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -33,41 +37,34 @@ struct Pushes {
     waiting: VecDeque<(u32, View)>,
     /// It pushes no more.
     is_finished: bool,
-    /// Its requests that the first shard has put in order, and its word of the last answer.
-    asked: u64,
+    /// Its words, as this server has made them: the last answer, and what is applied.
     answered: u64,
-    /// Its words, as this shard has made them: what is applied, its OKs, and whom it waits for.
     applied: u64,
-    oks: u64,
-    slowest: u64,
 }
 
 /// See the module.
 pub struct Shard {
     shared: Arc<Shared>,
+    /// Of this server.
     index: usize,
     options: ServerOptions,
     weights: Weights,
     gradients: MappedGradients,
-    /// Of the first shard.
-    ledger: Option<Ledger>,
+    /// Of the servers of the first shard.
+    leading: Option<Leading>,
+    living: Living,
+    /// The server whose order this one does.
+    leader: usize,
     signals: Signals,
     workers: Vec<Pushes>,
-    /// Of the first shard, by shard and worker: pushes of which that shard has said that they are
-    /// left out.
-    skipped: Vec<u64>,
     /// Entries of the order that are not done yet, and how many there have been.
     queue: VecDeque<Entry>,
     numbered: u64,
-    /// The words of the order in the other shards, as the first one has made them.
-    order: Vec<u64>,
     /// Workers and pushes of the next update.
     open: Vec<(usize, View)>,
     has_begun: bool,
     /// What the first worker has asked to begin with.
     loaded: Option<Checkpoint>,
-    /// The first shard has told the others that it numbers no more.
-    has_told_end: bool,
     counts: Counts,
     /// The words that peers change, and the peers that have ended, as they were.
     seen: (Vec<u64>, u32),
@@ -78,18 +75,6 @@ pub struct Shard {
     pub log: Vec<Entry>,
 }
 
-/// What a broken implementation would do. Each must be found.
-#[cfg(test)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Mutant {
-    #[default]
-    None,
-    /// A shard applies a push when it has come there.
-    AppliesAtOnce,
-    /// The first shard numbers a push when it has come there.
-    NumbersEarly,
-}
-
 impl Shard {
     pub fn new(
         shared: Arc<Shared>,
@@ -98,28 +83,28 @@ impl Shard {
         function: Option<UpdateFn>,
     ) -> Result<Shard> {
         let layout = &shared.layout;
-        let (workers, shards) = (layout.workers.len(), layout.shards());
-        let ledger = match index {
-            0 => Some(Ledger::new(
+        let workers = layout.workers.len();
+        let leads = index < layout.leaders();
+        let leading = leads.then(|| {
+            Leading::new(
+                shared.clone(),
+                index,
                 options.staleness,
-                workers as u32,
-                shards as u32,
-            )?),
-            _ => None,
-        };
+                options.evict_after,
+            )
+        });
         Ok(Shard {
-            ledger,
+            leading: leading.transpose()?,
+            living: Living::new(layout),
+            leader: 0,
             gradients: MappedGradients::new(workers),
             signals: Signals::new(),
             workers: vec![Pushes::default(); workers],
-            skipped: vec![0; shards * workers],
             queue: VecDeque::new(),
             numbered: 0,
-            order: vec![0; layout.numbered_max()],
             open: Vec::new(),
             has_begun: false,
             loaded: None,
-            has_told_end: false,
             counts: Counts::new(options.staleness),
             seen: (Vec::new(), 0),
             #[cfg(test)]
@@ -146,14 +131,19 @@ impl Shard {
             .note(&self.shared, self.index, &mut self.signals)?;
         self.note_pushes()?;
         self.note_ends()?;
+        self.read_order()?;
         self.make_order()?;
         self.follow_order()?;
-        self.tell_end()?;
         let layout = &self.shared.layout;
-        self.signals.collect(&self.shared.comm, &layout.servers)?;
-        let is_over = match self.ledger {
-            Some(_) => self.has_told_end,
-            None => self.word(layout.ended()) == self.numbered + 1,
+        let needed = match self.living.may_lose() {
+            true => &[],
+            false => &layout.servers[..],
+        };
+        self.signals.collect(&self.shared.comm, needed)?;
+        let mut ends = (0..layout.leaders()).map(|leader| self.word(layout.ended(leader)));
+        let is_over = match &self.leading {
+            Some(leading) if leading.leads() => leading.has_told_end(),
+            _ => ends.any(|end| end == self.numbered + 1),
         };
         Ok(is_over && self.queue.is_empty() && self.signals.is_idle())
     }
@@ -182,7 +172,8 @@ impl Shard {
     }
 
     pub fn report(&self) -> ServerReport {
-        let report = self.counts.report(self.index, self.weights.version());
+        let shard = self.shared.layout.shard_of(self.index);
+        let report = self.counts.report(shard, self.weights.version());
         ServerReport {
             pushes: self.pushes(),
             ..report
@@ -218,20 +209,18 @@ impl Shard {
         pushes.resize_with(layout.workers.len(), || 0);
         for ((&worker, pushes), known) in layout.workers.iter().zip(pushes).zip(&mut self.workers) {
             known.before = pushes;
-            if self.index == 0 {
-                let place = (worker, layout.resumed());
-                self.signals.add(way, place, pushes + 1)?;
-            }
-            let add = 1 | self.weights.version() << READY_BITS;
-            self.signals.add(way, (worker, layout.ready()), add)?;
+            let place = (worker, layout.resumed(self.index));
+            self.signals.add(way, place, pushes + 1)?;
+            let place = (worker, layout.ready(self.index));
+            self.signals.add(way, place, self.weights.version() + 1)?;
         }
         Ok(())
     }
 
-    /// Notes which pushes have come whole, here and, on the first shard, in the other shards.
+    /// Notes which pushes have come whole, here and, on a leader, in the other servers.
     fn note_pushes(&mut self) -> Result<()> {
         let shared = self.shared.clone();
-        let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
+        let layout = &shared.layout;
         for worker in 0..layout.workers.len() {
             let word = self.word(layout.pushed(worker));
             let pushes = &mut self.workers[worker];
@@ -255,57 +244,37 @@ impl Shard {
             let waiting = &mut self.workers[worker].waiting;
             waiting.push_back((pulled & !LIES_THERE, place));
             let is_skipped = self.is_left_out(worker, push, place)?;
-            match &mut self.ledger {
-                Some(ledger) if is_skipped => ledger.skip(worker as u32),
-                Some(_) => {}
-                None => {
-                    #[cfg(test)]
-                    if self.mutant == Mutant::AppliesAtOnce {
-                        self.queue.push_back(Entry::Push {
-                            worker: worker as u32,
-                            is_last: true,
-                            is_skipped: false,
-                        });
-                    }
-                    let place = (layout.servers[0], layout.arrived(self.index, worker));
-                    let add = if is_skipped { SKIPPED + 1 } else { 1 };
-                    self.signals.add(way, place, add)?;
-                }
+            #[cfg(test)]
+            if self.mutant == Mutant::AppliesAtOnce && self.leading.is_none() {
+                self.queue.push_back(Entry::Push {
+                    worker: worker as u32,
+                    is_last: true,
+                    is_skipped: false,
+                });
             }
+            if let Some(leading) = self.leading.as_mut().filter(|_| is_skipped) {
+                leading.skip(worker);
+            }
+            self.tell_leaders(worker, if is_skipped { SKIPPED + 1 } else { 1 })?;
         }
-        let Some(ledger) = &mut self.ledger else {
+        let Some(leading) = &mut self.leading else {
             return Ok(());
         };
-        let now = shared.now();
-        for worker in 0..layout.workers.len() {
-            for shard in 0..layout.shards() {
-                let place = layout.arrived(shard, worker);
-                let count = match shard {
-                    0 => self.workers[worker].come,
-                    _ => {
-                        let word = shared.words.load(place);
-                        let known = std::mem::replace(&mut self.skipped[place], word / SKIPPED);
-                        if known != word / SKIPPED {
-                            ledger.skip(worker as u32);
-                        }
-                        word % SKIPPED
-                    }
-                };
-                #[cfg(test)]
-                let count = match self.mutant {
-                    Mutant::NumbersEarly => self.workers[worker].come,
-                    _ => count,
-                };
-                ledger.arrive(shard as u32, worker as u32, count, now)?;
-            }
-            let (asked, known) = (layout.asked(worker), &mut self.workers[worker].asked);
-            while *known < shared.words.load(asked) {
-                *known += 1;
-                ledger.request(worker as u32);
-            }
+        #[cfg(test)]
+        {
+            leading.mutant = self.mutant;
         }
-        if let Some(patience) = self.options.evict_after {
-            ledger.evict(now, patience);
+        let come: Vec<u64> = self.workers.iter().map(|pushes| pushes.come).collect();
+        leading.note(&come)
+    }
+
+    /// Adds to the words of a worker's pushes in this server that the other leaders have.
+    fn tell_leaders(&mut self, worker: usize, add: u64) -> Result<()> {
+        let (shared, layout) = (&self.shared, &self.shared.layout);
+        let others = (0..layout.leaders()).filter(|&leader| leader != self.index);
+        for leader in others.filter(|&leader| self.living.is_there(leader)) {
+            let place = (layout.servers[leader], layout.arrived(self.index, worker));
+            (self.signals).add((&shared.comm, &shared.words), place, add)?;
         }
         Ok(())
     }
@@ -323,33 +292,39 @@ impl Shard {
                 "push {} of worker {worker}, rank {}, has a NaN or an infinity among elements {:?}: look at that rank's loss, or take NonFinitePush::Skip",
                 push + 1,
                 layout.workers[worker],
-                layout.range(self.index)
+                layout.range(layout.shard_of(self.index))
             )));
         }
         Ok(is_bad)
     }
 
-    /// Notes which workers have finished or ended.
+    /// Notes which servers and workers have ended, and which workers have finished.
     ///
     /// # Errors
-    /// Another shard has failed, or the first one ended early, or the first worker before it gave
-    /// the weights to begin with.
+    /// No server of a shard is left; or the first worker ended before it gave the weights to begin
+    /// with.
     fn note_ends(&mut self) -> Result<()> {
-        let (shared, layout) = (&self.shared, &self.shared.layout);
+        let shared = self.shared.clone();
+        let layout = &shared.layout;
         let engine = shared.comm.driving()?.engine();
         self.seen.1 = engine.peers_ended();
-        for (shard, &server) in layout.servers.iter().enumerate() {
-            let is_needed = shard == 0 && shared.words.load(layout.ended()) == 0;
-            if engine.has_failed(server) || (is_needed && engine.has_ended(server)) {
-                return Err(engine.error_of_ended(server, format!("the work of shard {shard}")));
-            }
-        }
+        let (leader, index) = (self.leader, self.index);
+        let has_told_end = self.leading.as_ref().is_some_and(Leading::has_told_end);
+        let is_complete = has_told_end || shared.words.load(layout.ended(leader)) != 0;
+        let has_ended = |server: usize, rank| {
+            // Those that know that the order is complete leave.
+            let is_needed = (server == leader || index == leader) && !is_complete;
+            engine.has_failed(rank) || (is_needed && engine.has_ended(rank))
+        };
+        let what = |server| format!("the work of shard {}", layout.shard_of(server));
+        let gone = self.living.note(layout, &engine, has_ended, what)?;
         let first = layout.workers[0];
         let has_begun = self.has_begun || shared.words.load(layout.begun()) != 0;
         if !has_begun && engine.has_ended(first) {
             let what = "the wait for the weights to begin with".to_string();
             return Err(engine.error_of_ended(first, what));
         }
+        let mut lost = Vec::new();
         for (worker, pushes) in self.workers.iter_mut().enumerate() {
             let says_so = shared.words.load(layout.finished(worker)) == 1;
             let rank = layout.workers[worker];
@@ -357,67 +332,87 @@ impl Shard {
                 pushes.is_finished = true;
                 if !says_so {
                     self.counts.lost.push(rank);
+                    lost.push(worker);
                 }
-                if let Some(ledger) = &mut self.ledger {
-                    ledger.detach(worker as u32, shared.now());
+                if let Some(leading) = &mut self.leading {
+                    leading.detach(worker);
                 }
             }
+        }
+        drop(engine);
+        if self.living.may_lose() {
+            // A worker that this server has lost may be there for others.
+            (lost.into_iter()).try_for_each(|worker| self.tell_leaders(worker, LOST))?;
+        }
+        gone.into_iter().try_for_each(|server| self.lose(server))
+    }
+
+    /// Goes on without a server, of which another one has the shard.
+    fn lose(&mut self, server: usize) -> Result<()> {
+        let shared = self.shared.clone();
+        let layout = &shared.layout;
+        let rank = layout.servers[server];
+        if !self.counts.lost.contains(&rank) {
+            self.counts.lost.push(rank);
+        }
+        self.signals.leave(rank);
+        if let Some(leading) = &mut self.leading {
+            leading.lose(server)?;
+        }
+        let leader = self.living.leader();
+        if std::mem::replace(&mut self.leader, leader) != leader && leader != self.index {
+            let place = (layout.servers[leader], layout.moved_server(self.index));
+            let way = (&shared.comm, &shared.words);
+            self.signals.add(way, place, self.numbered + 1)?;
         }
         Ok(())
     }
 
-    /// Takes the order from the ledger, and tells it and the decisions; or takes it from the first
-    /// shard.
-    fn make_order(&mut self) -> Result<()> {
-        let shared = self.shared.clone();
-        let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
-        let Some(ledger) = &mut self.ledger else {
-            loop {
-                let word = shared.words.load(layout.numbered_push(self.numbered));
-                let (number, value) = parts_of(word);
-                if number != self.numbered as u32 + 1 {
-                    return Ok(());
-                }
-                let Some(entry) = entry_of(value, layout.workers.len()) else {
-                    let text = format!("entry {} of the order is {value:#x}", self.numbered);
-                    return Err(Error::Malformed(text));
-                };
-                self.numbered += 1;
-                #[cfg(test)]
-                if self.mutant == Mutant::AppliesAtOnce {
-                    continue;
-                }
-                self.queue.push_back(entry);
+    /// Takes the order of the leader, if that is another server.
+    fn read_order(&mut self) -> Result<()> {
+        let layout = &self.shared.layout;
+        while self.leader != self.index {
+            let word = self.word(layout.order(self.leader, self.numbered));
+            let (number, value) = parts_of(word);
+            if number != self.numbered as u32 + 1 {
+                break;
             }
-        };
-        while let Some(entry) = ledger.take_entry() {
-            let word = word_of(self.numbered + 1, value_of(entry));
-            let at = layout.numbered_push(self.numbered);
-            let old = self.order[self.numbered as usize % self.order.len()];
-            for &server in &layout.servers[1..] {
-                self.signals.set(way, (server, at), word, &mut { old })?;
-            }
-            let place = self.numbered as usize % self.order.len();
-            self.order[place] = word;
-            self.queue.push_back(entry);
+            let Some(entry) = entry_of(value, layout.workers.len()) else {
+                let text = format!("entry {} of the order is {value:#x}", self.numbered);
+                return Err(Error::Malformed(text));
+            };
             self.numbered += 1;
-        }
-        while let Some(decision) = ledger.take_decision() {
-            self.counts.note_decision(&decision);
-            let rank = layout.workers[decision.worker as usize];
-            let worker = &mut self.workers[decision.worker as usize];
-            if decision.is_ok {
-                let count = u64::from(parts_of(worker.oks).0.wrapping_add(1));
-                let word = word_of(count, decision.drift as u32);
-                let place = (rank, layout.oks());
-                self.signals.set(way, place, word, &mut worker.oks)?;
-            } else {
-                let word = ledger.slowest().map_or(0, |worker| u64::from(worker) + 1);
-                let place = (rank, layout.slowest());
-                self.signals.set(way, place, word, &mut worker.slowest)?;
+            #[cfg(test)]
+            if self.mutant == Mutant::AppliesAtOnce && self.leading.is_none() {
+                continue;
             }
+            if let Some(leading) = &mut self.leading {
+                leading.follow(entry, word);
+            }
+            self.queue.push_back(entry);
         }
-        Ok(())
+        match &mut self.leading {
+            Some(leading) if self.leader != self.index => leading.confirm(&mut self.signals),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the order, if this server leads or may do so now.
+    fn make_order(&mut self) -> Result<()> {
+        let is_ending = self.is_ending();
+        let Some(leading) = &mut self.leading else {
+            return Ok(());
+        };
+        let (living, signals) = (&self.living, &mut self.signals);
+        let workers = &self.workers;
+        leading.take_over(living, |worker| workers[worker].is_finished, signals)?;
+        let entries = leading.make(living, &mut self.counts, signals)?;
+        self.numbered += entries.len() as u64;
+        self.queue.extend(entries);
+        match is_ending {
+            true => leading.tell_end(living, signals),
+            false => Ok(()),
+        }
     }
 
     /// Whether a worker reads the weights and has met too many updates.
@@ -524,7 +519,7 @@ impl Shard {
                 self.weights.save(&folder, pushes)
             }
             Request::Load(folder) => {
-                let range = layout.range(self.index);
+                let range = layout.range(layout.shard_of(self.index));
                 let loaded = checkpoint::load(&folder, &shared.tensors, &range);
                 loaded.map(|checkpoint| {
                     version = checkpoint.head.version;
@@ -548,29 +543,12 @@ impl Shard {
         if !std::mem::replace(&mut self.workers[worker].is_finished, true) {
             self.counts.lost.push(rank);
         }
-        if self.ledger.is_some() {
+        if self.leading.is_some() {
             let place = (rank, shared.layout.evicted());
             self.signals.add((&shared.comm, &shared.words), place, 1)?;
         }
         // It may be stopped, and then answers nothing.
         self.signals.leave(rank);
-        Ok(())
-    }
-
-    /// When no worker is left, the first shard tells the others how many pushes there are.
-    fn tell_end(&mut self) -> Result<()> {
-        if self.has_told_end || self.ledger.is_none() || !self.is_ending() {
-            return Ok(());
-        }
-        let shared = self.shared.clone();
-        for &server in &shared.layout.servers[1..] {
-            let (way, place) = (
-                (&shared.comm, &shared.words),
-                (server, shared.layout.ended()),
-            );
-            self.signals.add(way, place, self.numbered + 1)?;
-        }
-        self.has_told_end = true;
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! Whole parameter servers in virtual time: every gradient is applied once on every shard, in one
 //! order, which replays to the same bits; and the drift stays within its bound.
 
+use super::leading::Mutant;
 use super::request::Request;
-use super::shard::Mutant;
 use super::*;
 use crate::comm::Simulation;
 use crate::config::Config;
@@ -70,6 +70,8 @@ struct Seen {
     killed: Option<usize>,
     /// Somebody has set another rate.
     has_rate: bool,
+    /// A server that was killed.
+    lost_server: Option<u32>,
 }
 
 /// Runs a job of one seed, in half of which a worker is killed. An error says that a rank failed.
@@ -83,14 +85,22 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
         2 => Staleness::dssp(1, 1 + prng.below(5) as u32).unwrap(),
         _ => Staleness::Asp,
     };
-    // The first worker gives the weights to begin with, and servers are needed.
-    let victim = (servers + 1..ranks).last();
+    let replicas = u32::from(servers.is_multiple_of(2) && prng.below(2) == 0);
+    // The first worker gives the weights to begin with, and servers are needed unless others have
+    // their shards.
+    let victim = match replicas {
+        1 if prng.below(4) > 0 => Some(prng.below(u64::from(servers)) as u32),
+        _ => (servers + 1..ranks).last(),
+    };
+    let is_server = victim.is_some_and(|victim| victim < servers);
     let fate = prng.below(4);
     let evictee = victim.filter(|_| fate == 2 && staleness != Staleness::Asp);
-    let victim = victim.filter(|_| fate < 2);
+    let evictee = evictee.filter(|_| !is_server);
+    let victim = victim.filter(|_| fate < 2 || is_server);
     let has_rate = prng.below(2) == 0;
     let options = ServerOptions {
         servers: (0..servers).collect(),
+        replicas,
         evict_after: evictee.map(|_| EVICT_AFTER),
         staleness,
         rate: 1.0,
@@ -113,29 +123,15 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
     let mut simulation = Simulation::new(network, Config::default()).unwrap();
     let mut all: Vec<Rank> = Vec::new();
     for comm in simulation.communicators() {
-        let (shared, mut shard, worker) =
-            open(comm.clone(), &tensors, options.clone(), None).unwrap();
-        if let Some(shard) = &mut shard {
+        let mut rank = Rank::new(comm, &tensors, &options, count);
+        if let Some(shard) = &mut rank.shard {
             shard.mutant = mutant;
         }
-        all.push(Rank {
-            weights: worker.is_some().then(|| comm.alloc(count).unwrap()),
-            gradient: comm.alloc(count).unwrap(),
-            shared,
-            shard,
-            worker,
-            busy: None,
-            state: State::Opening,
-            pushes: 0,
-            request: (has_rate && comm.rank() + 1 == ranks).then_some(Request::SetOptimizer(
-                Optimizer::sgd(),
-                RATE,
-                FROM,
-            )),
-            is_away: Some(comm.rank()) == evictee,
-            is_evicted: false,
-            is_over: false,
-        });
+        if has_rate && comm.rank() + 1 == ranks {
+            rank.request = Some(Request::SetOptimizer(Optimizer::sgd(), RATE, FROM));
+        }
+        rank.is_away = Some(comm.rank()) == evictee;
+        all.push(rank);
     }
     let world = simulation.world().clone();
     if let Some(victim) = victim {
@@ -148,8 +144,12 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
         let now = world.now();
         // Windows are made by all ranks together.
         let is_open = || all.iter().all(|rank| rank.shared.is_ready().unwrap());
+        // Who gives the weights to begin with is needed until then.
+        let first = all[0].shared.layout.workers[0];
+        let may_die = |victim: u32| victim != first || all[victim as usize].pushes > 0;
         if let Some(victim) = victim.filter(|&victim| now >= end && is_alive(victim))
             && is_open()
+            && may_die(victim)
         {
             world.kill(victim);
         }
@@ -177,11 +177,12 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
         return Err(format!("{case}: {failure}"));
     }
     let living = || all.iter().filter(|rank| is_alive(rank.shared.comm.rank()));
-    let shards = || all.iter().filter_map(|rank| rank.shard.as_ref());
+    let shards = || living().filter_map(|rank| rank.shard.as_ref());
     let well = living().filter(|rank| !rank.is_evicted);
     let weights = well.filter_map(|rank| Some(rank.weights.as_ref()?.to_vec().unwrap()));
     let evicted = all.iter().find(|rank| rank.is_evicted);
     let killed = victim.filter(|&victim| !is_alive(victim));
+    let lost_server = killed.filter(|&killed| killed < servers);
     let killed = killed.or(evicted.map(|rank| rank.shared.comm.rank()));
     let workers = &all[0].shared.layout.workers;
     Ok(Seen {
@@ -190,6 +191,7 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
         logs: shards().map(|shard| shard.log.clone()).collect(),
         shards: shards().map(Shard::weights).collect(),
         has_rate,
+        lost_server,
         weights: weights.collect(),
         killed: killed.and_then(|killed| workers.iter().position(|&rank| rank == killed)),
         options,
@@ -197,6 +199,35 @@ fn run(seed: u64, mutant: Mutant) -> std::result::Result<Seen, String> {
 }
 
 impl Rank {
+    fn new(
+        comm: &Communicator,
+        tensors: &[TensorSpec],
+        options: &ServerOptions,
+        count: usize,
+    ) -> Rank {
+        let (shared, shard, worker) = open(comm.clone(), tensors, options.clone(), None).unwrap();
+        Rank {
+            weights: worker.is_some().then(|| comm.alloc(count).unwrap()),
+            gradient: comm.alloc(count).unwrap(),
+            shared,
+            shard,
+            worker,
+            busy: None,
+            state: State::Opening,
+            pushes: 0,
+            request: None,
+            is_away: false,
+            is_evicted: false,
+            is_over: false,
+        }
+    }
+
+    /// Its server has seen that somebody is gone.
+    fn has_lost(&self) -> bool {
+        let shard = self.shard.as_ref();
+        shard.is_some_and(|shard| !shard.report().lost.is_empty())
+    }
+
     fn go_on(&mut self, now: Time, speed: u64, prng: &mut Prng) -> std::result::Result<(), String> {
         let text = |error: Error| error.to_string();
         if !self.shared.is_ready().unwrap() {
@@ -340,9 +371,15 @@ fn replay(log: &[Entry]) -> f32 {
     weight
 }
 
-/// Runs a job and looks at all that it has shown. True: a worker was killed before its last push
-/// was applied.
-fn check(seed: u64, mutant: Mutant) -> std::result::Result<bool, String> {
+/// Who was killed while others needed it.
+struct Lost {
+    worker: bool,
+    leader: bool,
+    server: bool,
+}
+
+/// Runs a job and looks at all that it has shown.
+fn check(seed: u64, mutant: Mutant) -> std::result::Result<Lost, String> {
     let Seen {
         options,
         reports,
@@ -352,6 +389,7 @@ fn check(seed: u64, mutant: Mutant) -> std::result::Result<bool, String> {
         weights,
         killed,
         has_rate,
+        lost_server,
     } = run(seed, mutant)?;
     let ensure = |is_right: bool, what: &str| match is_right {
         true => Ok(()),
@@ -391,27 +429,127 @@ fn check(seed: u64, mutant: Mutant) -> std::result::Result<bool, String> {
         Staleness::Dssp { s_lower, r_max, .. } => u64::from(s_lower + r_max.max(1)),
         Staleness::Asp => u64::MAX,
     };
-    ensure(reports[0].drift_max <= bound, "drift")?;
-    Ok(killed.is_some_and(|killed| done[0][killed] < PUSHES))
+    let mut drifts = reports.iter().map(|report| report.drift_max);
+    ensure(drifts.all(|drift| drift <= bound), "drift")?;
+    // Those who have been told of it in time, and not only when all was over.
+    let names = |report: &ServerReport| lost_server.is_some_and(|one| report.lost.contains(&one));
+    Ok(Lost {
+        worker: killed.is_some_and(|killed| done[0][killed] < PUSHES),
+        leader: lost_server == Some(0) && reports.iter().all(names),
+        server: lost_server.is_some_and(|server| server > 0) && reports.iter().any(names),
+    })
 }
 
 #[test]
 fn every_gradient_is_applied_once_on_every_shard_and_the_drift_is_bounded() {
     let seeds = std::env::var("LINERATE_TEST_SEEDS").map_or(400, |seeds| seeds.parse().unwrap());
-    let mut killed_count = 0;
+    let (mut workers, mut leaders, mut servers) = (0, 0, 0);
     for seed in 0..seeds {
-        killed_count += u64::from(check(seed, Mutant::None).unwrap());
+        let lost = check(seed, Mutant::None).unwrap();
+        workers += u64::from(lost.worker);
+        leaders += u64::from(lost.leader);
+        servers += u64::from(lost.server);
     }
-    assert!(
-        killed_count > seeds / 20,
-        "{killed_count} were killed in {seeds}"
+    println!(
+        "of {seeds} jobs {workers} lost a worker, {leaders} the leader, {servers} another server"
     );
+    let least = seeds / 50;
+    assert!(workers > least && leaders > least && servers > least);
+}
+
+/// Runs a job with two servers of each shard whose network falls into two parts at some time. True:
+/// somebody saw it.
+fn split(seed: u64) -> std::result::Result<bool, String> {
+    let mut prng = Prng::new(seed);
+    let (servers, ranks) = (2 + 2 * prng.below(2) as u32, 5 + prng.below(2) as u32);
+    let options = ServerOptions {
+        servers: (0..servers).collect(),
+        replicas: 1,
+        staleness: [Staleness::Bsp, Staleness::Ssp(1), Staleness::Asp][prng.below(3) as usize],
+        rate: 1.0,
+        ..ServerOptions::default()
+    };
+    let tensors = [TensorSpec {
+        name: "all".into(),
+        count: 40,
+        dtype: DataType::F32,
+    }];
+    let sides = prng.below(1 << ranks);
+    let (left, right): (Vec<u32>, Vec<u32>) = (0..ranks).partition(|rank| sides & (1 << rank) != 0);
+    let magnitude = 14 + prng.below(8);
+    let end = Time(prng.below(1 << magnitude));
+    let mut simulation = Simulation::new(SimOptions::new(ranks, seed), Config::default()).unwrap();
+    let mut all: Vec<Rank> = (simulation.communicators().iter())
+        .map(|comm| Rank::new(comm, &tensors, &options, 40))
+        .collect();
+    let world = simulation.world().clone();
+    world.wake_at(0, end);
+    let (mut is_split, mut errors) = (false, vec![None; ranks as usize]);
+    let ran = simulation.run(|_| {
+        let now = world.now();
+        let has_begun = || all.iter().any(|rank| rank.pushes > 0);
+        if now >= end && !is_split && has_begun() {
+            is_split = true;
+            world.partition(&left, &right);
+        }
+        for (rank, error) in all.iter_mut().zip(&mut errors) {
+            if let Err(text) = rank.go_on(now, 3000, &mut prng)
+                && !rank.is_over
+            {
+                *error = Some(text);
+                rank.is_over = true;
+                rank.shared.comm.abort("this rank has failed");
+            }
+            if let Some(busy) = rank.busy {
+                world.wake_at(rank.shared.comm.rank(), busy);
+            }
+        }
+        all.iter().all(|rank| rank.is_over)
+    });
+    let case =
+        format!("seed {seed}, {left:?} and {right:?} after {end:?}, {errors:?}, {options:?}");
+    ran.map_err(|error| format!("{case}: {error}"))?;
+    for side in [left, right] {
+        let of_side = || side.iter().map(|&rank| &all[rank as usize]);
+        let logs: Vec<&[Entry]> = of_side()
+            .filter_map(|rank| Some(&rank.shard.as_ref()?.log[..]))
+            .collect();
+        let longest = logs.iter().max_by_key(|log| log.len());
+        let Some(longest) = longest else {
+            continue;
+        };
+        if !logs.iter().all(|log| longest.starts_with(log)) {
+            return Err(format!("{case}: orders of one side differ: {logs:?}"));
+        }
+        for rank in of_side() {
+            let is_well = errors[rank.shared.comm.rank() as usize].is_none();
+            let Some(worker) = rank.worker.as_ref().filter(|_| is_well) else {
+                continue;
+            };
+            let own = |entry: &&Entry| matches!(entry, Entry::Push { worker: one, .. } if *one as usize == worker.number);
+            if longest.iter().filter(own).count() as u64 != PUSHES {
+                return Err(format!("{case}: pushes of worker {}", worker.number));
+            }
+        }
+    }
+    Ok(errors.iter().any(Option::is_some) || all.iter().any(|rank| rank.has_lost()))
+}
+
+#[test]
+fn parts_of_a_network_that_falls_apart_have_one_order_each_or_end_with_errors() {
+    let seeds = 200;
+    let seen = (0..seeds).filter(|&seed| split(seed).unwrap()).count();
+    assert!(seen > seeds as usize / 4, "{seen} of {seeds} noticed it");
 }
 
 #[test]
 fn servers_that_are_broken_are_found() {
-    for mutant in [Mutant::AppliesAtOnce, Mutant::NumbersEarly] {
-        let found = (0..400).find_map(|seed| check(seed, mutant).err());
+    for mutant in [
+        Mutant::AppliesAtOnce,
+        Mutant::NumbersEarly,
+        Mutant::TellsEarly,
+    ] {
+        let found = (0..2000).find_map(|seed| check(seed, mutant).err());
         assert!(found.is_some(), "{mutant:?}");
     }
 }

@@ -298,6 +298,53 @@ fn a_worker_that_goes_early_holds_nobody_up() {
 }
 
 #[test]
+fn a_server_whose_shard_another_has_may_go_early() {
+    for transport in TRANSPORTS {
+        for gone in 0..4 {
+            let reports = ranks((6, transport), |comm| {
+                let options = ServerOptions {
+                    servers: vec![0, 1, 2, 3],
+                    replicas: 1,
+                    staleness: Staleness::Ssp(1),
+                    rate: 1.0,
+                    ..ServerOptions::default()
+                };
+                let rank = comm.rank();
+                let server = ParameterServer::new(&comm, tensors(DataType::F32, &[300]), options);
+                let server = server.unwrap();
+                drop(comm);
+                if rank == gone {
+                    // A worker tells it that all have begun.
+                    while server.report().unwrap().unwrap().version < 2 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    return None; // It is dropped.
+                }
+                if rank < 4 {
+                    return server.finish().unwrap();
+                }
+                let weights = [Buffer::from_vec(vec![0f32; 300])];
+                server.init(&weights).unwrap();
+                for push in 0..40 {
+                    let versions = (server.step(&[Buffer::from_vec(vec![-1f32; 300])], &weights))
+                        .unwrap_or_else(|error| panic!("{transport}, {gone}, {push}: {error}"));
+                    assert_eq!(versions.len(), 2);
+                }
+                server.finish().unwrap();
+                None
+            });
+            let reports: Vec<ServerReport> = reports.into_iter().flatten().collect();
+            assert_eq!(reports.len(), 3);
+            for report in &reports {
+                assert_eq!((report.version, &report.pushes[..]), (80, &[40, 40][..]));
+            }
+            // The one that leads needs it.
+            assert_eq!(reports[0].lost, [gone], "{transport}");
+        }
+    }
+}
+
+#[test]
 fn a_server_that_goes_early_is_an_error_on_all_that_names_it() {
     ranks((4, "shm"), |comm| {
         let options = ServerOptions {

@@ -86,7 +86,8 @@ impl Weights {
 
     /// Its elements of all tensors.
     fn range(&self) -> Range<usize> {
-        self.shared.layout.range(self.index)
+        let layout = &self.shared.layout;
+        layout.range(layout.shard_of(self.index))
     }
 
     /// From version `from` on, or, if that is there, from the next one: updates by this rule.
@@ -138,8 +139,10 @@ impl Weights {
             };
             kernel::read(from, range.start * size, to);
         };
+        let layout = &self.shared.layout;
         let part = Part {
-            shard: (self.index, self.shared.layout.shards()),
+            shard: (layout.shard_of(self.index), layout.shards()),
+            server: self.index,
             range: self.range(),
             read: &read,
         };
