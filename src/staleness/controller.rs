@@ -192,15 +192,16 @@ impl Controller {
     /// The number is not below the capacity, or this worker is there.
     pub fn attach(&mut self, worker: u32) -> Result<u64> {
         let pushes = self.front.map_or(0, |front| front.fewest);
-        self.attach_with(worker, pushes)?;
+        self.attach_with(worker, pushes, None)?;
         Ok(pushes)
     }
 
-    /// As [`Controller::attach`], of a worker that has pushed as often, and has its OK for that.
+    /// As [`Controller::attach`], of a worker that has pushed as often, and has had its OK for that
+    /// at this time.
     ///
     /// # Errors
     /// As of [`Controller::attach`].
-    pub fn attach_with(&mut self, worker: u32, pushes: u64) -> Result<()> {
+    pub fn attach_with(&mut self, worker: u32, pushes: u64, ok: Option<Duration>) -> Result<()> {
         let capacity = self.workers.len();
         let place = self.workers.get_mut(worker as usize).ok_or_else(|| {
             Error::invalid(format!(
@@ -213,7 +214,7 @@ impl Controller {
         *place = Some(Worker {
             pushes,
             last: None,
-            released: None,
+            released: ok,
             pace: None,
             next_ns: u128::MAX,
             granted: 0,

@@ -28,7 +28,7 @@ pub enum Entry {
     /// Update the weights with all pushes since the last update: the last worker of a round that
     /// had not pushed has gone.
     EndOfRound,
-    /// Do what a worker asks for in its next request.
+    /// Do what a worker asks for in its next request. If it had finished, it is there again.
     Request(u32),
     /// Wait no more for a worker, which others have waited for too long.
     Evict(u32),
@@ -50,8 +50,12 @@ pub struct Ledger {
     numbered: Vec<u64>,
     asked: Vec<u64>,
     ordered: Vec<u64>,
-    /// Workers that are there, and those that have pushed since the last update.
+    /// By worker: what is added to its pushes for the controller, because it was away.
+    base: Vec<i64>,
+    /// Workers that are there, those that cannot come back, and those that have pushed since the
+    /// last update.
     living: Vec<bool>,
+    gone: Vec<bool>,
     open: Vec<bool>,
     /// By worker: whether its push that is not numbered yet is left out.
     skipped: Vec<bool>,
@@ -85,7 +89,9 @@ impl Ledger {
             numbered: vec![0; count],
             asked: vec![0; count],
             ordered: vec![0; count],
+            base: vec![0; count],
             living: vec![true; count],
+            gone: vec![false; count],
             open: vec![false; count],
             skipped: vec![false; count],
             order: VecDeque::new(),
@@ -108,9 +114,34 @@ impl Ledger {
                 }
             }
             Entry::EndOfRound => self.open.fill(false),
-            Entry::Request(worker) => self.ordered[worker as usize] += 1,
-            Entry::Evict(worker) => self.living[worker as usize] = false,
+            Entry::Request(worker) => {
+                self.ordered[worker as usize] += 1;
+                self.come_back(worker as usize);
+            }
+            Entry::Evict(worker) => {
+                self.living[worker as usize] = false;
+                self.gone[worker as usize] = true;
+            }
         }
+    }
+
+    /// A worker that asks for something is there again, and has pushed as often as the slowest one;
+    /// whether it was away.
+    fn come_back(&mut self, at: usize) -> bool {
+        if self.living[at] || self.gone[at] {
+            return false;
+        }
+        let living = (0..self.living.len()).filter(|&other| self.living[other]);
+        let fewest = living.map(|other| self.clock(other)).min();
+        let fewest = fewest.unwrap_or(self.clock(at));
+        self.base[at] = fewest as i64 - self.numbered[at] as i64;
+        self.living[at] = true;
+        true
+    }
+
+    /// The pushes of a worker, as the controller counts them.
+    fn clock(&self, at: usize) -> u64 {
+        self.numbered[at].saturating_add_signed(self.base[at])
     }
 
     /// Makes the order from here on. `oks`: how many OKs each worker has had.
@@ -127,13 +158,14 @@ impl Ledger {
                     "worker {worker} has {oks} OKs, and the order has {pushes} of its pushes"
                 )));
             }
-            self.controller.attach_with(worker, oks)?;
+            let clock = self.clock(worker as usize) - (pushes - oks);
+            self.controller.attach_with(worker, clock, None)?;
         }
         self.leads = true;
         for &worker in &workers {
-            let pushes = self.numbered[worker as usize];
-            if oks[worker as usize] < pushes {
-                let decisions = self.controller.push(worker, pushes, time)?;
+            let clock = self.clock(worker as usize);
+            if oks[worker as usize] < self.numbered[worker as usize] {
+                let decisions = self.controller.push(worker, clock, time)?;
                 self.decisions.extend(decisions);
             }
         }
@@ -142,7 +174,7 @@ impl Ledger {
         }
         for worker in workers {
             self.number(worker, time)?;
-            self.order_requests(worker);
+            self.order_requests(worker, time)?;
         }
         Ok(())
     }
@@ -196,9 +228,9 @@ impl Ledger {
         let counts = servers.filter(|(_, lost)| !**lost).map(|(&count, _)| count);
         let whole = counts.min().unwrap_or(0);
         while self.numbered[at] < whole {
-            let pushes = &mut self.numbered[at];
-            let decisions = self.controller.push(worker, *pushes + 1, time)?;
-            *pushes += 1;
+            let clock = self.clock(at) + 1;
+            let decisions = self.controller.push(worker, clock, time)?;
+            self.numbered[at] += 1;
             self.open[at] = true;
             let is_skipped = std::mem::take(&mut self.skipped[at]);
             let is_last = self.end_round();
@@ -213,18 +245,26 @@ impl Ledger {
     }
 
     /// A worker has asked `count` times for something of all servers, which have the requests.
-    pub fn request(&mut self, worker: u32, count: u64) {
+    ///
+    /// # Errors
+    /// There is no such worker.
+    pub fn request(&mut self, worker: u32, count: u64, time: Duration) -> Result<()> {
         let asked = &mut self.asked[worker as usize];
         *asked = count.max(*asked);
-        self.order_requests(worker);
+        self.order_requests(worker, time)
     }
 
-    fn order_requests(&mut self, worker: u32) {
+    fn order_requests(&mut self, worker: u32, time: Duration) -> Result<()> {
         let at = worker as usize;
-        while self.leads && self.living[at] && self.ordered[at] < self.asked[at] {
+        while self.leads && !self.gone[at] && self.ordered[at] < self.asked[at] {
             self.ordered[at] += 1;
+            if self.come_back(at) {
+                let clock = self.clock(at);
+                self.controller.attach_with(worker, clock, Some(time))?;
+            }
             self.order.push_back(Entry::Request(worker));
         }
+        Ok(())
     }
 
     /// Takes out the workers that others have waited for, and that have not pushed, for longer than
@@ -232,7 +272,7 @@ impl Ledger {
     pub fn evict(&mut self, now: Duration, patience: Duration) {
         while let Some(worker) = self.controller.overdue(now, patience) {
             self.order.push_back(Entry::Evict(worker));
-            self.detach(worker, now);
+            self.end(worker, now);
         }
     }
 
@@ -240,11 +280,19 @@ impl Ledger {
     pub fn evict_lost(&mut self, worker: u32, now: Duration) {
         if self.leads && self.living[worker as usize] {
             self.order.push_back(Entry::Evict(worker));
-            self.detach(worker, now);
+            self.end(worker, now);
         }
     }
 
-    /// A worker has finished or died. What of its pushes is not numbered never is. Those go on that
+    /// A worker has died, or is taken out. As of [`Ledger::detach`], and it cannot come back.
+    pub fn end(&mut self, worker: u32, time: Duration) {
+        self.detach(worker, time);
+        if let Some(gone) = self.gone.get_mut(worker as usize) {
+            *gone = true;
+        }
+    }
+
+    /// A worker has finished. What of its pushes is not numbered never is. Those go on that
     /// waited for it.
     pub fn detach(&mut self, worker: u32, time: Duration) {
         match self.living.get_mut(worker as usize) {

@@ -316,6 +316,7 @@ fn of_server(held: &mut Held) -> Vec<Case> {
         ("ParameterServer::set_optimizer", is_refused(set)),
         ("ParameterServer::report", is_refused(server.report())),
         ("ParameterServer::detach", is_refused(server.detach())),
+        ("ParameterServer::attach", is_refused(server.attach())),
         (
             "ParameterServer::push_pull",
             is_refused(server.push_pull(&one, &one)),

@@ -43,6 +43,19 @@ impl Calls {
         self.wait(worker, "finish", Worker::is_idle)
     }
 
+    pub fn attach_by(&self, worker: &mut Worker) -> Result<()> {
+        if !worker.has_begun || !worker.is_finishing() {
+            return Err(Error::invalid(
+                "attach of a worker that has not detached: it is there",
+            ));
+        }
+        worker.start_return()?;
+        self.wait(worker, "attach", Worker::is_idle)?;
+        let version = self.ask(worker, &Request::Attach, "attach")?;
+        worker.end_return(version);
+        Ok(())
+    }
+
     /// Has all shards do something at one place of their order; gives the version of which they
     /// answer.
     pub fn ask(&self, worker: &mut Worker, request: &Request, what: &str) -> Result<u64> {

@@ -245,7 +245,7 @@ impl Layout {
         self.moved_worker(self.workers.len())
     }
 
-    /// The word of a server that is 1 when a worker pushes no more.
+    /// The word of a server that is odd when a worker pushes no more.
     pub fn finished(&self, worker: usize) -> usize {
         self.after_moved() + worker
     }

@@ -114,9 +114,13 @@ impl Leading {
         self.ledger.skip(worker as u32);
     }
 
-    /// A worker has finished or ended.
-    pub fn detach(&mut self, worker: usize) {
-        self.ledger.detach(worker as u32, self.shared.now());
+    /// A worker has finished, or has ended for good.
+    pub fn detach(&mut self, worker: usize, for_good: bool) {
+        let now = self.shared.now();
+        match for_good {
+            true => self.ledger.end(worker as u32, now),
+            false => self.ledger.detach(worker as u32, now),
+        }
     }
 
     /// A server has failed.
@@ -152,8 +156,8 @@ impl Leading {
                     self.ledger.evict_lost(number, now);
                 }
             }
-            self.ledger
-                .request(number, words.load(layout.asked(worker)));
+            let asked = words.load(layout.asked(worker));
+            self.ledger.request(number, asked, now)?;
         }
         if let Some(patience) = self.evict_after.filter(|_| self.ledger.leads()) {
             self.ledger.evict(now, patience);

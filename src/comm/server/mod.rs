@@ -46,6 +46,8 @@ mod request_tests;
 #[cfg(test)]
 mod sim_tests;
 #[cfg(test)]
+mod split_tests;
+#[cfg(test)]
 mod thread_tests;
 
 pub use options::{NonFinitePush, ServerOptions};
@@ -406,8 +408,9 @@ impl ParameterServer {
             .transpose()
     }
 
-    /// Ends this rank's part as a worker: waits until its pushes are in the weights. No other
-    /// worker waits for it from then on. A rank that also serves goes on with that.
+    /// Ends this rank's part as a worker, for good or until [`attach`](ParameterServer::attach):
+    /// waits until its pushes are in the weights. No other worker waits for it from then on. A rank
+    /// that also serves goes on with that.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: this rank is no worker; as of
@@ -415,6 +418,18 @@ impl ParameterServer {
     pub fn detach(&self) -> Result<()> {
         let mut worker = self.calls.worker("detach")?;
         self.calls.detach_by(&mut worker)
+    }
+
+    /// Begins again as a worker after [`detach`](ParameterServer::detach), with the drift of the
+    /// slowest worker: as one that has pushed as often as that. It takes as long as a push. Another
+    /// worker has to be there: with the last one the servers finish.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: this rank is no worker, or has not detached. [`Error::Left`]:
+    /// the servers have finished. As of [`push`](ParameterServer::push).
+    pub fn attach(&self) -> Result<()> {
+        let mut worker = self.calls.worker("attach")?;
+        self.calls.attach_by(&mut worker)
     }
 
     /// Ends this rank's part. A worker detaches ([`detach`](ParameterServer::detach)). A server

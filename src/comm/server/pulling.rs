@@ -44,6 +44,8 @@ pub struct Pulling {
     number: usize,
     /// The version of the last pull, the oldest of all shards.
     pub pulled: u64,
+    /// The version when the worker came back: while it was away, it was told of none.
+    pub back_since: u64,
     /// Where a pull goes, by shard.
     target: Option<Buffer<u8>>,
     pullers: Vec<Puller>,
@@ -57,6 +59,7 @@ impl Pulling {
             versions: shared.comm.alloc(2 * shared.layout.shards())?,
             number,
             pulled: 0,
+            back_since: 0,
             target: None,
             pullers: Vec::new(),
             shared,
@@ -153,7 +156,7 @@ impl Pulling {
         // Before its first push a worker has pulled nothing newer than what it began with.
         let known = match clock {
             0 => self.pulled,
-            _ => self.near(version),
+            _ => self.near(version).max(self.back_since),
         };
         let read = |version: u64| -> Result<Operation> {
             let part = target.range(layout.bytes(shard, layout.pulls));

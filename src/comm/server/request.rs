@@ -25,11 +25,14 @@ pub enum Request {
     Save(PathBuf),
     /// Read the newest checkpoint of this folder, to begin with it.
     Load(PathBuf),
+    /// Wait for this worker again, which had finished.
+    Attach,
 }
 
 const SET_OPTIMIZER: u64 = 1;
 const SAVE: u64 = 2;
 const LOAD: u64 = 3;
+const ATTACH: u64 = 4;
 
 impl Request {
     /// A request that names a folder.
@@ -61,6 +64,7 @@ impl Request {
             }
             Request::Save(folder) => (SAVE, path_words(folder), Some(folder)),
             Request::Load(folder) => (LOAD, path_words(folder), Some(folder)),
+            Request::Attach => (ATTACH, [0; 7], None),
         };
         let all = std::iter::once(kind).chain(words);
         let mut bytes: Vec<u8> = all.flat_map(u64::to_le_bytes).collect();
@@ -90,6 +94,7 @@ impl Request {
             }
             SAVE => folder().map(Request::Save),
             LOAD => folder().map(Request::Load),
+            ATTACH => Some(Request::Attach),
             _ => None,
         }
     }
@@ -244,6 +249,9 @@ mod tests {
             assert_eq!(Request::parse(&bytes), None);
             assert_eq!(Request::parse(&bytes[..63]), None);
         }
+        let mut bytes = Request::Attach.emit();
+        bytes.resize(REQUEST_BYTES, 0);
+        assert_eq!(Request::parse(&bytes), Some(Request::Attach));
         let long = "x".repeat(REQUEST_BYTES);
         assert!(Request::folder(Request::Save, Path::new(&long)).is_err());
     }

@@ -5,6 +5,7 @@ use super::*;
 use crate::staleness::Staleness;
 use half::bf16;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const COUNT: usize = 300;
@@ -303,6 +304,62 @@ fn a_rank_that_has_detached_serves_on_and_reports_while_it_does() {
     });
     for report in reports {
         assert_eq!((report.version, report.lost), (21, vec![]));
+    }
+}
+
+#[test]
+fn a_worker_that_was_away_comes_back_as_the_slowest_one() {
+    for transport in TRANSPORTS {
+        for staleness in [Staleness::Bsp, Staleness::Ssp(0), Staleness::Ssp(3)] {
+            let (is_away, is_back) = (AtomicBool::new(false), AtomicBool::new(false));
+            let reports = ranks((3, transport), |comm| {
+                let options = ServerOptions {
+                    servers: vec![0],
+                    staleness,
+                    ..ServerOptions::default()
+                };
+                let server =
+                    ParameterServer::new(&comm, tensors(DataType::F32, &[COUNT]), options).unwrap();
+                let weights = first();
+                match comm.rank() {
+                    0 => {}
+                    1 => {
+                        server.init(&weights).unwrap();
+                        steps(&server, 1, 0..2);
+                        while !is_away.load(Ordering::SeqCst) {
+                            std::thread::yield_now();
+                        }
+                        // Nobody waits for the other.
+                        steps(&server, 1, 2..12);
+                        is_away.store(false, Ordering::SeqCst);
+                        // With the last worker the server would finish.
+                        while !is_back.load(Ordering::SeqCst) {
+                            std::thread::yield_now();
+                        }
+                        steps(&server, 1, 12..20);
+                    }
+                    _ => {
+                        server.init(&weights).unwrap();
+                        let error = server.attach().unwrap_err().to_string();
+                        assert!(error.contains("has not detached"), "{error}");
+                        steps(&server, 2, 0..2);
+                        server.detach().unwrap();
+                        is_away.store(true, Ordering::SeqCst);
+                        while is_away.load(Ordering::SeqCst) {
+                            std::thread::yield_now();
+                        }
+                        server.attach().unwrap();
+                        is_back.store(true, Ordering::SeqCst);
+                        server.pull(&weights).unwrap();
+                        steps(&server, 2, 2..7);
+                    }
+                }
+                server.finish().unwrap()
+            });
+            let report = reports[0].as_ref().unwrap();
+            assert_eq!(report.pushes, [20, 7], "{transport} {staleness:?}");
+            assert!(report.lost.is_empty() && report.drift_max <= 4);
+        }
     }
 }
 

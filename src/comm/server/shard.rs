@@ -326,7 +326,7 @@ impl Shard {
         }
         let mut lost = Vec::new();
         for (worker, pushes) in self.workers.iter_mut().enumerate() {
-            let says_so = shared.words.load(layout.finished(worker)) == 1;
+            let says_so = shared.words.load(layout.finished(worker)) % 2 == 1;
             let rank = layout.workers[worker];
             if !pushes.is_finished && (says_so || engine.has_ended(rank)) {
                 pushes.is_finished = true;
@@ -335,7 +335,7 @@ impl Shard {
                     lost.push(worker);
                 }
                 if let Some(leading) = &mut self.leading {
-                    leading.detach(worker);
+                    leading.detach(worker, !says_so);
                 }
             }
         }
@@ -517,6 +517,10 @@ impl Shard {
                     .iter()
                     .for_each(|&(worker, _)| pushes[worker] -= 1);
                 self.weights.save(&folder, pushes)
+            }
+            Request::Attach => {
+                self.workers[worker].is_finished = false;
+                Ok(())
             }
             Request::Load(folder) => {
                 let range = layout.range(layout.shard_of(self.index));

@@ -212,11 +212,27 @@ impl Worker {
     pub fn start_finish(&mut self) -> Result<()> {
         self.is_finishing = true;
         let shared = self.shared.clone();
-        for &server in &shared.layout.servers {
-            let place = (server, shared.layout.finished(self.number));
+        for server in self.living.servers() {
+            let place = (
+                shared.layout.servers[server],
+                shared.layout.finished(self.number),
+            );
             self.signals.add((&shared.comm, &shared.words), place, 1)?;
         }
         Ok(())
+    }
+
+    /// Tells all servers that this worker pushes again. When nothing of that is under way, it asks
+    /// to be waited for ([`Request::Attach`]).
+    pub fn start_return(&mut self) -> Result<()> {
+        self.start_finish()?;
+        self.is_finishing = false;
+        Ok(())
+    }
+
+    /// The servers wait for this worker again since this version.
+    pub fn end_return(&mut self, version: u64) {
+        self.pulling.back_since = version;
     }
 
     /// Does what can be done now.
@@ -231,6 +247,9 @@ impl Worker {
         let shared = self.shared.clone();
         let words = shared.layout.worker_words();
         self.seen.0 = words.map(|at| shared.words.load(at)).collect();
+        if !self.is_finishing {
+            self.note_servers()?;
+        }
         self.push()?;
         self.gradients.take_back(self.applied_by_all());
         self.asking.turn(&mut self.signals, &self.living)?;
@@ -240,11 +259,7 @@ impl Worker {
             true => &[],
             false => &shared.layout.servers[..],
         };
-        self.signals.collect(&shared.comm, needed)?;
-        match self.is_finishing {
-            true => Ok(()),
-            false => self.note_servers(),
-        }
+        self.signals.collect(&shared.comm, needed)
     }
 
     /// Notes which servers have ended.
