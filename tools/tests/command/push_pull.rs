@@ -65,6 +65,24 @@ fn every_weight_is_right_with_shared_and_dedicated_servers_in_every_mode() {
 }
 
 #[test]
+fn weights_of_every_optimizer_are_those_of_its_rule() {
+    for (servers, optimizer, more) in [
+        (1, "momentum", "--mode bsp"),
+        (0, "adam", "--mode bsp --dtype bf16"),
+        (2, "adam", "--mode asp --pull f16"),
+        (2, "adamw", "--mode ssp:1 --transport tcp"),
+    ] {
+        let line = format!("--servers {servers} --optimizer {optimizer} {more}");
+        let document = document(&line);
+        assert_eq!(document["optimizer"], optimizer, "{line}");
+        for result in document["results"].as_array().unwrap() {
+            assert_eq!(result["wrong"], 0, "{line}: {result}");
+            assert_eq!(result["updates"], 8, "{line}: {result}");
+        }
+    }
+}
+
+#[test]
 fn rows_stand_under_their_titles_and_the_last_line_says_what_was_wrong() {
     let (code, stdout, stderr) = run(&format!("bench push-pull {SMALL} --transport shm"));
     assert_eq!(code, Some(0), "{stderr}");
@@ -96,6 +114,11 @@ fn bad_usage_is_told_before_a_rank_starts() {
     for (line, expected) in [
         ("--ranks 3 --servers 3", "with 3 ranks it is 0"),
         ("--servers 7", "--servers is 7"),
+        (
+            "--ranks 3 --optimizer adam --mode asp",
+            "depends on the order of their pushes; take --mode bsp",
+        ),
+        ("--optimizer lion", "sgd, momentum, adam, adamw"),
         ("--mode best", "none of bsp, asp"),
         ("--mode ssp:x", "a bound of 'x'"),
         ("--mode dssp:5:3", "must not be below the lower one"),

@@ -13,6 +13,7 @@ pub struct Document {
     servers: u32,
     workers: u32,
     mode: String,
+    optimizer: &'static str,
     /// `LINERATE_TCP_PACE`.
     pace_bits_per_second: Option<u64>,
     pub wrong: u64,
@@ -60,6 +61,7 @@ impl Document {
             servers: plan.shards(),
             workers: plan.workers(),
             mode: plan.args.mode.name.clone(),
+            optimizer: plan.args.optimizer.name(),
             pace_bits_per_second: plan.config.tcp.pace_bits_per_second,
             wrong: 0,
             results: Vec::new(),

@@ -1,11 +1,14 @@
 //! What weights must be. Gradients are whole numbers that depend on the push and the element, and
-//! equal on all workers. A weight is then a sum that tells lost, repeated and misplaced pushes.
+//! equal on all workers. With SGD a weight is then a sum that tells lost, repeated and misplaced
+//! pushes. With another optimizer it is what the rule makes of the pushes in their order.
 //!
 //! Push number `step` adds 1 to each weight, and 1 more to every third one, another third with each
 //! push. So a slot that holds an older push is seen, and three weights beside each other have
 //! together 4 for each push.
 
+use super::{RATE, reference};
 use crate::bench::values::Value;
+use linerate::options::Optimizer;
 
 /// Different gradients, which a worker pushes in turn.
 pub const ROTATION: usize = 3;
@@ -31,17 +34,25 @@ pub fn sum_max(steps: u64) -> u64 {
     sum(steps, 0)
 }
 
-/// Which sums are right, for the weights at index 0, 1 and 2 and every third one after each.
-pub struct Expected {
-    least: [u64; ROTATION],
-    most: [u64; ROTATION],
+/// Which weights are right at index 0, 1 and 2, and at every third index after each.
+pub enum Expected {
+    /// Sums within bounds.
+    Sums {
+        least: [u64; ROTATION],
+        most: [u64; ROTATION],
+    },
+    /// The weights of a version.
+    Weights {
+        values: [f32; ROTATION],
+        version: u64,
+    },
 }
 
 impl Expected {
     /// After `own` pushes of this worker, and none to `all` pushes of each of the other authors.
     pub fn between(own: u64, all: u64, authors: u32) -> Expected {
         let others = u64::from(authors) - 1;
-        Expected {
+        Expected::Sums {
             least: std::array::from_fn(|index| sum(own, index as u64)),
             most: std::array::from_fn(|index| {
                 sum(own, index as u64) + others * sum(all, index as u64)
@@ -52,9 +63,21 @@ impl Expected {
     /// After `all` pushes of each author.
     pub fn exactly(all: u64, authors: u32) -> Expected {
         let sums = std::array::from_fn(|index| u64::from(authors) * sum(all, index as u64));
-        Expected {
+        Expected::Sums {
             least: sums,
             most: sums,
+        }
+    }
+
+    /// After this number of pushes of the only author, from weights of 0 on, by this optimizer.
+    pub fn trained(optimizer: Optimizer, steps: u64) -> Expected {
+        let value = |index: usize| {
+            let gradients = (0..steps).map(|step| -added(step, index as u64) as f32);
+            reference::weight_after(optimizer, RATE, 0.0, gradients)
+        };
+        Expected::Weights {
+            values: std::array::from_fn(value),
+            version: steps,
         }
     }
 
@@ -69,7 +92,7 @@ impl Expected {
             for (index, weight) in (start..).zip(&weights[..ROTATION]) {
                 sums[index % ROTATION] = weight.to_real();
             }
-            if !self.is_right(sums, version) {
+            if !self.is_right::<W>(sums, version) {
                 return len as u64;
             }
             let all = (start..).zip(weights);
@@ -79,13 +102,24 @@ impl Expected {
         wrong.sum()
     }
 
-    fn is_right(&self, sums: [f64; ROTATION], version: u64) -> bool {
-        let bounds = self.least.iter().zip(&self.most);
-        let is_within = |(sum, (least, most)): (&f64, (&u64, &u64))| {
-            sum.fract() == 0.0 && (*least as f64..=*most as f64).contains(sum)
-        };
-        sums.iter().zip(bounds).all(is_within)
-            && sums.iter().sum::<f64>() == (ADDED_TO_ALL * version) as f64
+    fn is_right<W: Value>(&self, found: [f64; ROTATION], version: u64) -> bool {
+        match self {
+            Expected::Sums { least, most } => {
+                let bounds = least.iter().zip(most);
+                let is_within = |(sum, (least, most)): (&f64, (&u64, &u64))| {
+                    sum.fract() == 0.0 && (*least as f64..=*most as f64).contains(sum)
+                };
+                found.iter().zip(bounds).all(is_within)
+                    && found.iter().sum::<f64>() == (ADDED_TO_ALL * version) as f64
+            }
+            Expected::Weights {
+                values,
+                version: expected,
+            } => {
+                let pulled = values.map(|value| W::from_real(f64::from(value)).to_real());
+                found == pulled && version == *expected
+            }
+        }
     }
 }
 
@@ -149,5 +183,25 @@ mod tests {
         assert_eq!(exact.count_wrong(&[f32::NAN; 32], &[3]), 32);
         let fewer = weights(&[0, 1], 32);
         assert_eq!(expected.count_wrong(&fewer, &[2]), 32);
+    }
+
+    #[test]
+    fn weights_of_an_optimizer_with_a_state_tell_lost_and_moved_pushes() {
+        // The first two steps: b = -2, w = 2; b = 0.5 * -2 - 1 = -2, w = 4; and -1, 1, then
+        // -0.5 - 1 = -1.5 and 2.5, and -0.5 - 2 = -2.5 and 3.5.
+        let momentum = Optimizer::momentum(0.5);
+        let weights: Vec<f32> = [4.0, 2.5, 3.5].into_iter().cycle().take(32).collect();
+        let expected = Expected::trained(momentum, 2);
+        assert_eq!(expected.count_wrong(&weights, &[2]), 0);
+        assert_eq!(expected.count_wrong(&weights, &[1]), 32);
+        assert_eq!(
+            Expected::trained(momentum, 3).count_wrong(&weights, &[3]),
+            32
+        );
+        let mut torn = weights.clone();
+        torn[31] = 1.0;
+        assert_eq!(expected.count_wrong(&torn, &[2]), 1);
+        torn.rotate_left(1);
+        assert_eq!(expected.count_wrong(&torn, &[2]), 32);
     }
 }

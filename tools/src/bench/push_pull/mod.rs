@@ -3,18 +3,21 @@
 //!
 //! A time is that of the slowest worker, step by step. No barrier lies between steps, because it
 //! would make every mode a synchronous one. All elements are checked twice: after the timed steps,
-//! and again when all workers have ended (`expected.rs`).
+//! and again when all workers have ended (`expected.rs`; `reference.rs` has what an optimizer with a
+//! state makes of a weight).
 //!
 //! Read first: `rank.rs`.
 
 mod document;
 mod expected;
 mod rank;
+mod reference;
 mod table;
 
 use super::sweep;
 use clap::Args;
-use linerate::options::{ServerOptions, Staleness};
+use expected::Expected;
+use linerate::options::{Optimizer, ServerOptions, Staleness};
 use linerate::unstable::limits::CACHE_LINE_BYTES;
 use linerate::{Config, DataType, Rank};
 use linerate_job::binding::Bind;
@@ -33,6 +36,39 @@ const SHARD_ELEMENTS: u64 = CACHE_LINE_BYTES as u64;
 pub enum Gradients {
     Server,
     Caller,
+}
+
+/// The learning rate. With SGD the weights are then less by what was pushed.
+const RATE: f32 = 1.0;
+
+/// How weights follow gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Rule {
+    Sgd,
+    Momentum,
+    Adam,
+    Adamw,
+}
+
+impl Rule {
+    /// As the flag has it.
+    fn name(self) -> &'static str {
+        match self {
+            Rule::Sgd => "sgd",
+            Rule::Momentum => "momentum",
+            Rule::Adam => "adam",
+            Rule::Adamw => "adamw",
+        }
+    }
+
+    fn optimizer(self) -> Optimizer {
+        match self {
+            Rule::Sgd => Optimizer::sgd(),
+            Rule::Momentum => Optimizer::momentum(0.9),
+            Rule::Adam => Optimizer::adam(),
+            Rule::Adamw => Optimizer::adamw(),
+        }
+    }
 }
 
 /// Arguments of `linerate bench push-pull`.
@@ -76,6 +112,11 @@ pub struct PushPullArgs {
     /// How far workers run ahead: bsp, asp, ssp:S or dssp:S_L:S_U, with bounds on the drift
     #[arg(long, value_name = "MODE", default_value = "bsp")]
     pub mode: Mode,
+
+    /// How weights follow gradients: sgd, momentum (0.9), adam or adamw. Where several workers make
+    /// updates of their own, sgd
+    #[arg(long, value_enum, default_value_t = Rule::Sgd)]
+    pub optimizer: Rule,
 
     /// Timed steps
     #[arg(short = 'n', long = "iters", value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
@@ -152,12 +193,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What the parameter server is told. The weights are less by what was pushed.
+    /// What the parameter server is told.
     pub fn options(&self) -> ServerOptions {
         ServerOptions {
             servers: (0..self.args.servers).collect(),
             staleness: self.args.mode.staleness,
-            rate: 1.0,
+            optimizer: self.args.optimizer.optimizer(),
+            rate: RATE,
             pulls: self.args.pull,
             ..ServerOptions::default()
         }
@@ -192,6 +234,22 @@ impl Plan {
         }
     }
 
+    /// The weights of a worker after its last step.
+    fn expected_at_end(&self) -> Expected {
+        match self.args.optimizer {
+            Rule::Sgd => Expected::between(self.steps(), self.steps(), self.authors()),
+            _ => self.expected_of_all(),
+        }
+    }
+
+    /// The weights that have all pushes of all workers.
+    fn expected_of_all(&self) -> Expected {
+        match self.args.optimizer {
+            Rule::Sgd => Expected::exactly(self.steps(), self.authors()),
+            rule => Expected::trained(rule.optimizer(), self.steps()),
+        }
+    }
+
     /// Bytes that all ranks together allocate for a row.
     fn needed_bytes(&self, count: u64) -> u64 {
         let options = self.options();
@@ -211,9 +269,11 @@ impl Plan {
         let of_worker = gradient
             .saturating_mul(gradients)
             .saturating_add(pull.saturating_add(first));
+        let states = f32.saturating_mul(options.optimizer.states() as u64);
         of_worker
             .saturating_mul(u64::from(self.workers()))
             .saturating_add(pull.saturating_mul(2).saturating_add(first))
+            .saturating_add(states)
     }
 }
 
@@ -290,8 +350,20 @@ fn build_plan(args: &PushPullArgs) -> Result<Plan, String> {
     Ok(plan)
 }
 
-/// Refuses steps whose sums would not be exact in the type in which weights are pulled.
+/// Refuses steps whose sums would not be exact in the type in which weights are pulled, and
+/// optimizers whose weights depend on the order in which workers push.
 fn check_exact(plan: &Plan) -> Result<(), String> {
+    if plan.args.optimizer != Rule::Sgd {
+        return match plan.authors() {
+            1 => Ok(()),
+            authors => Err(format!(
+                "--optimizer {} with --mode {} of {authors} workers: what the weights must be depends on the order of their pushes; take --mode bsp, one worker (--servers {}) or --optimizer sgd",
+                plan.args.optimizer.name(),
+                plan.args.mode.name,
+                plan.ranks - 1
+            )),
+        };
+    }
     let most = expected::sum_max(plan.steps()).saturating_mul(u64::from(plan.authors()));
     let exact = match plan.args.pull {
         DataType::Bf16 => 1 << 8,

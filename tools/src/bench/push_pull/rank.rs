@@ -96,12 +96,11 @@ fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
         for at in 0..plan.args.iterations as usize {
             times.set(at, trainer.step()?);
         }
-        let (steps, authors) = (plan.steps(), plan.authors());
-        wrong[0] += trainer.count_wrong(&Expected::between(steps, steps, authors))?;
+        wrong[0] += trainer.count_wrong(&plan.expected_at_end())?;
         // After it all pushes are in the weights: each worker has pulled its own ones.
         workers.barrier()?;
         trainer.pull_again()?;
-        wrong[0] += trainer.count_wrong(&Expected::exactly(steps, authors))?;
+        wrong[0] += trainer.count_wrong(&plan.expected_of_all())?;
     }
     let report = server.finish()?.unwrap_or_default();
     times.combine(&job.comm)?;
