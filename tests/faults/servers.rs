@@ -120,12 +120,12 @@ fn the_death_of_a_worker_holds_no_other_worker_up() {
         let outputs = job.end();
         for (rank, output) in outputs.iter().enumerate().filter(|(rank, _)| *rank != 2) {
             let key = if rank < 2 { "REPORT" } else { "LONGEST" };
+            let case = format!("{transport} {mode}, rank {rank}");
             let said = result(output, key);
-            assert!(
-                said.is_some(),
-                "{transport} {mode}, rank {rank}: {}",
-                text(output)
-            );
+            let said = said.unwrap_or_else(|| panic!("{case}: {}", text(output)));
+            if rank >= 2 {
+                println!("{case}: the longest step took {said} us");
+            }
         }
         let versions = [0, 1].map(|rank| result(&outputs[rank], "REPORT"));
         assert_eq!(versions[0], versions[1], "{transport} {mode}");

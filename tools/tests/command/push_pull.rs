@@ -3,10 +3,15 @@
 use super::start::run;
 use serde_json::Value;
 
-const SMALL: &str = "-b 1K -e 64K -f 8 -n 6 -w 2 --ranks 3 --timeout 30";
+const SMALL: &str = "-b 1K -e 64K -f 8 -n 6 -w 2 --timeout 30";
 
 fn document(line: &str) -> Value {
-    let (code, stdout, stderr) = run(&format!("bench push-pull {SMALL} {line} --json -"));
+    let ranks = if line.contains("--ranks") {
+        ""
+    } else {
+        "--ranks 3"
+    };
+    let (code, stdout, stderr) = run(&format!("bench push-pull {SMALL} {ranks} {line} --json -"));
     assert_eq!(code, Some(0), "{line}\n{stderr}");
     assert!(
         stderr.trim_end().ends_with("# rows: 3, wrong 0"),
@@ -84,7 +89,9 @@ fn weights_of_every_optimizer_are_those_of_its_rule() {
 
 #[test]
 fn rows_stand_under_their_titles_and_the_last_line_says_what_was_wrong() {
-    let (code, stdout, stderr) = run(&format!("bench push-pull {SMALL} --transport shm"));
+    let (code, stdout, stderr) = run(&format!(
+        "bench push-pull {SMALL} --ranks 3 --transport shm"
+    ));
     assert_eq!(code, Some(0), "{stderr}");
     let lines: Vec<&str> = stdout.lines().collect();
     assert_eq!(lines.last(), Some(&"# rows: 3, wrong 0"), "{stdout}");
@@ -110,10 +117,24 @@ fn rows_stand_under_their_titles_and_the_last_line_says_what_was_wrong() {
 }
 
 #[test]
+fn two_servers_of_a_shard_have_the_same_weights() {
+    for line in [
+        "--ranks 4 --replicas 1",
+        "--ranks 4 --servers 2 --replicas 1 --mode asp --transport tcp",
+    ] {
+        let document = document(line);
+        assert_eq!(document["replicas"], 1);
+        assert_eq!(document["wrong"], 0, "{line}");
+    }
+}
+
+#[test]
 fn bad_usage_is_told_before_a_rank_starts() {
     for (line, expected) in [
         ("--ranks 3 --servers 3", "with 3 ranks it is 0"),
         ("--servers 7", "--servers is 7"),
+        ("--ranks 3 --replicas 1", "take an even number"),
+        ("--ranks 4 --replicas 2", "0..=1"),
         (
             "--ranks 3 --optimizer adam --mode asp",
             "depends on the order of their pushes; take --mode bsp",

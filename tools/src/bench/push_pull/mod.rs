@@ -109,6 +109,10 @@ pub struct PushPullArgs {
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub servers: u32,
 
+    /// Further servers of each shard, 0 or 1. With 1 every two servers have one shard
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1))]
+    pub replicas: u32,
+
     /// How far workers run ahead: bsp, asp, ssp:S or dssp:S_L:S_U, with bounds on the drift
     #[arg(long, value_name = "MODE", default_value = "bsp")]
     pub mode: Mode,
@@ -197,6 +201,7 @@ impl Plan {
     pub fn options(&self) -> ServerOptions {
         ServerOptions {
             servers: (0..self.args.servers).collect(),
+            replicas: self.args.replicas,
             staleness: self.args.mode.staleness,
             optimizer: self.args.optimizer.optimizer(),
             rate: RATE,
@@ -205,11 +210,16 @@ impl Plan {
         }
     }
 
-    pub fn shards(&self) -> u32 {
+    pub fn servers(&self) -> u32 {
         match self.args.servers {
             0 => self.ranks,
             servers => servers,
         }
+    }
+
+    /// Servers that have the same shard.
+    fn copies(&self) -> u32 {
+        1 + self.args.replicas
     }
 
     pub fn workers(&self) -> u32 {
@@ -265,15 +275,17 @@ impl Plan {
             Gradients::Server => options.slots,
             Gradients::Caller => 0,
         };
-        let gradients = expected::ROTATION as u64 + u64::from(options.slots + own);
+        let copies = u64::from(self.copies());
+        let slots = u64::from(options.slots) * copies + u64::from(own);
+        let gradients = expected::ROTATION as u64 + slots;
         let of_worker = gradient
             .saturating_mul(gradients)
             .saturating_add(pull.saturating_add(first));
         let states = f32.saturating_mul(options.optimizer.states() as u64);
+        let of_servers = (pull.saturating_mul(2)).saturating_add(first.saturating_add(states));
         of_worker
             .saturating_mul(u64::from(self.workers()))
-            .saturating_add(pull.saturating_mul(2).saturating_add(first))
-            .saturating_add(states)
+            .saturating_add(of_servers.saturating_mul(copies))
     }
 }
 
@@ -326,7 +338,13 @@ fn build_plan(args: &PushPullArgs) -> Result<Plan, String> {
         counts: Vec::new(),
     };
     let bounds = (args.min_bytes, args.max_bytes);
-    let block = SHARD_ELEMENTS * u64::from(plan.shards());
+    if !plan.servers().is_multiple_of(plan.copies()) {
+        return Err(format!(
+            "--replicas 1 with {} servers: two servers have one shard, so take an even number",
+            plan.servers()
+        ));
+    }
+    let block = SHARD_ELEMENTS * u64::from(plan.servers() / plan.copies());
     let width = args.dtype.size_bytes() as u64;
     let sizes = sweep::sizes_by_factor(bounds, args.step_factor)?;
     let counts = sizes

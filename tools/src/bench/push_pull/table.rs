@@ -9,12 +9,13 @@ pub fn header(plan: &Plan, transport: &str) -> String {
     let bytes =
         |count: Option<&u64>| count.map_or(0, |count| count * plan.args.dtype.size_bytes() as u64);
     let about = format!(
-        "# linerate {} bench push-pull ranks: {} servers: {} workers: {} transport: {transport} mode: {} optimizer: {}\n\
+        "# linerate {} bench push-pull ranks: {} servers: {} replicas: {} workers: {} transport: {transport} mode: {} optimizer: {}\n\
          # minBytes {} maxBytes {} warmup iters: {} iters: {} gradients: {}\n\
          # a time is the median (p50) over steps of the slowest worker's, with no barrier between steps; push: until its OK\n#\n",
         env!("CARGO_PKG_VERSION"),
         plan.ranks,
-        plan.shards(),
+        plan.servers(),
+        plan.args.replicas,
         plan.workers(),
         plan.args.mode.name,
         plan.args.optimizer.name(),
