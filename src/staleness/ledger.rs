@@ -179,6 +179,11 @@ impl Ledger {
         Ok(())
     }
 
+    /// How many pushes of a worker are in the order.
+    pub fn numbered(&self, worker: u32) -> u64 {
+        self.numbered[worker as usize]
+    }
+
     /// Whether this ledger makes the order.
     pub fn leads(&self) -> bool {
         self.leads
@@ -282,6 +287,13 @@ impl Ledger {
             self.order.push_back(Entry::Evict(worker));
             self.end(worker, now);
         }
+    }
+
+    /// Takes a worker out before this ledger leads.
+    pub fn evict_missing(&mut self, worker: u32) {
+        self.order.push_back(Entry::Evict(worker));
+        self.living[worker as usize] = false;
+        self.gone[worker as usize] = true;
     }
 
     /// A worker has died, or is taken out. As of [`Ledger::detach`], and it cannot come back.

@@ -261,7 +261,7 @@ impl Calls {
                 vec![layout.workers[slowest as usize]],
                 format!("worker {slowest} has the fewest pushes"),
             ),
-            None => (layout.servers.clone(), "a shard has not answered".into()),
+            None => (worker.servers(), "a shard has not answered".into()),
         };
         let driving = comm.driving().ok()?;
         let mut engine = driving.engine();

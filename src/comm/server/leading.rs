@@ -202,15 +202,21 @@ impl Leading {
         let (layout, words) = (&shared.layout, &shared.words);
         let now = shared.now();
         let servers = || living.servers().filter(|&server| server != self.index);
-        let workers = (0..layout.workers.len()).filter(|&worker| !is_finished(worker));
-        let workers: Vec<usize> = workers.collect();
+        let since = *self.waits_since.get_or_insert(now);
+        let waited = now.saturating_sub(since);
         let moved = |at| words.load(at) != 0;
         let missing = servers().filter(|&server| !moved(layout.moved_server(server)));
         let mut missing: Vec<Rank> = missing.map(|server| layout.servers[server]).collect();
-        let late = (workers.iter()).filter(|&&worker| !moved(layout.moved_worker(worker)));
-        missing.extend(late.map(|&worker| layout.workers[worker]));
-        if !missing.is_empty() {
-            return self.wait_to_lead(missing, now);
+        let workers = (0..layout.workers.len()).filter(|&worker| !is_finished(worker));
+        let (workers, late): (Vec<usize>, Vec<usize>) =
+            workers.partition(|&worker| moved(layout.moved_worker(worker)));
+        let is_patient = self.evict_after.is_none_or(|patience| waited <= patience);
+        if !missing.is_empty() || (is_patient && !late.is_empty()) {
+            missing.extend(late.iter().map(|&worker| layout.workers[worker]));
+            return self.wait_to_lead(missing, waited);
+        }
+        for worker in late {
+            self.ledger.evict_missing(worker as u32);
         }
         for server in servers() {
             let theirs = words.load(layout.moved_server(server)) - 1;
@@ -239,11 +245,9 @@ impl Leading {
         Ok(())
     }
 
-    fn wait_to_lead(&mut self, missing: Vec<Rank>, now: Duration) -> Result<()> {
+    fn wait_to_lead(&self, missing: Vec<Rank>, waited: Duration) -> Result<()> {
         let comm = &self.shared.comm;
-        let since = *self.waits_since.get_or_insert(now);
         let timeout = comm.driving()?.engine().config().timeout;
-        let waited = now.saturating_sub(since);
         if waited <= timeout {
             return Ok(());
         }
@@ -327,6 +331,19 @@ impl Leading {
             word,
             &mut old,
         )
+    }
+
+    /// A worker has come back: its last push has its OK, if it went without.
+    pub fn welcome(&mut self, worker: usize, signals: &mut Signals) -> Result<()> {
+        if !self.leads() {
+            return Ok(());
+        }
+        let told = &mut self.workers[worker];
+        told.oks = self.ledger.numbered(worker as u32);
+        let (word, layout) = (word_of(told.oks, 0), &self.shared.layout);
+        let place = (layout.workers[worker], layout.oks(self.index));
+        let way = (&self.shared.comm, &self.shared.words);
+        signals.set(way, place, word, &mut told.oks_word)
     }
 
     /// Tells a worker whether it goes on.

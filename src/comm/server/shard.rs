@@ -520,6 +520,9 @@ impl Shard {
             }
             Request::Attach => {
                 self.workers[worker].is_finished = false;
+                if let Some(leading) = &mut self.leading {
+                    leading.welcome(worker, &mut self.signals)?;
+                }
                 Ok(())
             }
             Request::Load(folder) => {

@@ -343,6 +343,10 @@ impl Rank {
                         return Ok(());
                     }
                     Some(busy) if now < busy => return Ok(()),
+                    Some(_) if !worker.is_ok() => {
+                        self.busy = Some(Time(now.0 + speed));
+                        return Ok(());
+                    }
                     Some(_) => {
                         self.busy = None;
                         self.pushes += 1;
@@ -355,7 +359,11 @@ impl Rank {
                         State::Pushing
                     }
                 },
-                State::Pushing if worker.is_pushed() && worker.is_ok() => {
+                // It may go without the OK of its last push.
+                State::Pushing
+                    if worker.is_pushed()
+                        && (worker.is_ok() || (self.leaves && self.pushes == SPECIAL)) =>
+                {
                     worker.start_pull(weights.cast().unwrap());
                     State::Pulling
                 }

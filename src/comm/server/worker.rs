@@ -14,7 +14,7 @@ use super::signals::Signals;
 use crate::comm::{Buffer, Operation};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::types::DataType;
+use crate::types::{DataType, Rank};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -302,6 +302,14 @@ impl Worker {
             || self.asking.has_news(engine)
             || self.pulling.has_news(engine)
             || engine.peers_ended() != self.seen.1
+    }
+
+    /// The ranks of the servers that are there.
+    pub fn servers(&self) -> Vec<Rank> {
+        let servers = self.living.servers();
+        servers
+            .map(|server| self.shared.layout.servers[server])
+            .collect()
     }
 
     /// The weights to begin with are on all servers.
