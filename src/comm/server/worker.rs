@@ -232,7 +232,9 @@ impl Worker {
         self.lies_there = self.gradients.lend(&gradients, self.clock + 1)?;
         self.clock += 1;
         self.source = Some(gradients);
-        self.unsent = (0..self.shared.layout.shards()).collect();
+        // Each worker begins with another shard, so that none waits while another has them all.
+        let shards = self.shared.layout.shards();
+        self.unsent = (0..shards).map(|at| (at + self.number) % shards).collect();
         Ok(())
     }
 
