@@ -11,7 +11,7 @@
 //! of a shard and its updates, and `signals.rs` changes words of other ranks. `order.rs` writes the
 //! order down. `asking.rs` is how a worker has all shards do something, `request.rs` what that can
 //! be, and `checkpoint.rs` the files. A thread drives a shard, or the worker of its rank while that
-//! waits (`service.rs`).
+//! waits (`service.rs`); in a simulation, `simulated.rs` does.
 //!
 //! Read first: [`ParameterServer::new`], then `shard.rs`.
 
@@ -29,6 +29,7 @@ mod service;
 mod shard;
 mod shared;
 mod signals;
+mod simulated;
 mod weights;
 mod worker;
 
@@ -41,6 +42,7 @@ mod thread_tests;
 
 pub use options::{NonFinitePush, ServerOptions};
 pub use report::{Decisions, ServerReport};
+pub use simulated::{SimulatedServer, Training};
 pub use worker::Answer;
 
 use self::calls::{Calls, PATIENCE, gathered};
