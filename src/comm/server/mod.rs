@@ -34,6 +34,8 @@ mod weights;
 mod worker;
 
 #[cfg(test)]
+mod input_tests;
+#[cfg(test)]
 mod request_tests;
 #[cfg(test)]
 mod sim_tests;
