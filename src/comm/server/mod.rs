@@ -8,10 +8,11 @@
 //!
 //! `layout.rs` says where everything lies in the windows. `shard.rs` and `worker.rs` are what the
 //! two sides do, `gradients.rs` is memory of a worker that shards read, `weights.rs` is the memory
-//! of a shard and its updates, and `signals.rs` changes words of other ranks. `order.rs` writes the
-//! order down. `asking.rs` is how a worker has all shards do something, `request.rs` what that can
-//! be, and `checkpoint.rs` the files. A thread drives a shard, or the worker of its rank while that
-//! waits (`service.rs`); in a simulation, `simulated.rs` does.
+//! of a shard and its updates, `versions.rs` is how a worker finds weights of one version, and
+//! `signals.rs` changes words of other ranks. `order.rs` writes the order down. `asking.rs` is how
+//! a worker has all shards do something, `request.rs` what that can be, and `checkpoint.rs` the
+//! files. A thread drives a shard, or the worker of its rank while that waits (`service.rs`); in a
+//! simulation, `simulated.rs` does.
 //!
 //! Read first: [`ParameterServer::new`], then `shard.rs`.
 
@@ -30,6 +31,7 @@ mod shard;
 mod shared;
 mod signals;
 mod simulated;
+mod versions;
 mod weights;
 mod worker;
 

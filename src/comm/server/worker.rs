@@ -9,12 +9,12 @@ use super::operations::end_some;
 use super::request::{Failure, Request};
 use super::shared::Shared;
 use super::signals::Signals;
+use super::versions;
 use crate::comm::{Buffer, Operation};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::types::DataType;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// Times that a pull meets an update before it has the next update held back.
@@ -464,8 +464,7 @@ impl Worker {
                     return Ok(false);
                 }
                 let version = versions.to_vec()?[0];
-                // The version was read before the weights.
-                fence(Ordering::SeqCst);
+                versions::read_weights_after();
                 Pull::Read(read(version)?, version)
             }
             Pull::Read(operation, version) => {
@@ -475,7 +474,7 @@ impl Worker {
                 if layout.is_bsp {
                     Pull::Done(*version)
                 } else {
-                    fence(Ordering::SeqCst);
+                    versions::read_begun_after();
                     let (look, versions) = look()?;
                     Pull::Check(look, versions, *version)
                 }
@@ -485,7 +484,7 @@ impl Worker {
                     return Ok(false);
                 }
                 // Two versions lie beside each other: the next but one takes the place of this.
-                if versions.to_vec()?[1] <= *version + 1 {
+                if versions::is_whole(*version, versions.to_vec()?[1]) {
                     if std::mem::take(&mut puller.is_holding) {
                         let place = (server, layout.held(self.number));
                         (self.signals).add((&shared.comm, words), place, u64::MAX)?;
