@@ -13,7 +13,10 @@ pub mod bootstrap {
 }
 
 pub mod comm {
-    pub use crate::comm::{begin_profile, end_profile, findings_host, last_level_cache_bytes};
+    pub use crate::comm::{
+        SimulatedServer, Training, begin_profile, end_profile, findings_host,
+        last_level_cache_bytes,
+    };
 }
 
 pub mod config {

@@ -16,6 +16,8 @@ mod memory;
 mod recall;
 #[path = "../src/transport/shm/ring.rs"]
 mod ring;
+#[path = "../src/comm/server/versions.rs"]
+mod versions;
 #[path = "loom/wait.rs"]
 mod wait;
 
@@ -242,6 +244,43 @@ fn memory_that_is_taken_back() {
 fn every_ordering_of_taking_memory_back_is_needed() {
     let source = include_str!("../src/transport/shm/recall.rs");
     check_every_ordering("recall.rs", source, memory_that_is_taken_back);
+}
+
+/// A shard writes two versions of two weights, of which the second takes the place of what was
+/// there first, while a worker reads: what it takes for whole is of the version that it has read.
+fn weights_that_change_while_they_are_read() {
+    let relaxed = sync::Ordering::Relaxed;
+    let (words, weights) = (View::new(2), View::new(4));
+    let at = |version: u64, index: usize| 16 * (version % 2) as usize + 8 * index;
+    let shard = thread::spawn(move || {
+        for version in [1, 2] {
+            versions::begin(&words, version);
+            for index in [0, 1] {
+                let weight = weights.word(at(version, index));
+                weight.store(version, relaxed);
+            }
+            versions::end(&words, version);
+        }
+    });
+    let version = words.word(0).load(relaxed);
+    versions::read_weights_after();
+    let read = [0, 1].map(|index| weights.word(at(version, index)).load(relaxed));
+    versions::read_begun_after();
+    let begun = words.word(8).load(relaxed);
+    if versions::is_whole(version, begun) {
+        assert_eq!(read, [version; 2]);
+    }
+    shard.join().unwrap();
+}
+
+#[test]
+fn every_fence_of_versions_is_needed() {
+    let source = include_str!("../src/comm/server/versions.rs");
+    check_every_ordering(
+        "versions.rs",
+        source,
+        weights_that_change_while_they_are_read,
+    );
 }
 
 /// A peer stores two things and rings after each; nobody sleeps through the last one, or loom finds

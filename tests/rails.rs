@@ -37,6 +37,7 @@ fn child_entry() {
     match role.as_str() {
         "few" => hosts::few(&comm),
         "rebuild" => hosts::rebuild(comm),
+        "serve" => hosts::servers::serve(comm),
         "steady" => hosts::steady(&comm),
         "sums" => apart::sums(&comm),
         "thousand" => thousand(&comm),

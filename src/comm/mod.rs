@@ -74,7 +74,10 @@ pub use partial::{PartialAllreduce, PartialFusion, PartialFusionOptions};
 pub use plans::{Explanation, Path};
 pub use profiling::{begin_profile, end_profile};
 pub use queue::CompletionQueue;
-pub use server::{Answer, Decisions, NonFinitePush, ParameterServer, ServerOptions, ServerReport};
+pub use server::{
+    Answer, Decisions, NonFinitePush, ParameterServer, ServerOptions, ServerReport,
+    SimulatedServer, Training,
+};
 pub use simulation::Simulation;
 pub use sparse::{SparseAllreduce, SparseResult, StepTimes};
 pub use tagged::Tagged;

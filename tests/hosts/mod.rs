@@ -1,12 +1,13 @@
 //! Ranks on two hosts, which are network namespaces: rails that are killed while operations run,
-//! hosts that vanish, and attackers on the other host. What loopback can show is in
-//! `rails.rs` and `strangers.rs`.
+//! hosts that vanish, attackers on the other host, and a parameter server. What loopback can show
+//! is in `rails.rs` and `strangers.rs`.
 //!
 //! A test starts this very program again inside a namespace, with `LINERATE_TEST_ROLE` set; the
 //! child runs [`child_entry`] and nothing else. Without root or the `ip` command the tests say that
 //! they were skipped, and pass.
 
 pub mod attacker;
+pub mod servers;
 
 use crate::connections;
 use crate::prng::Prng;

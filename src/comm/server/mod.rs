@@ -14,10 +14,11 @@
 //!
 //! `layout.rs` says where everything lies in the windows. `shard.rs` and `worker.rs` are what the
 //! two sides do, `gradients.rs` is memory of a worker that shards read, `weights.rs` is the memory
-//! of a shard and its updates, and `signals.rs` changes words of other ranks. `order.rs` writes the
-//! order down. `asking.rs` is how a worker has all servers do something, `request.rs` what that can
-//! be, and `checkpoint.rs` the files. `living.rs` is which servers are there. A thread drives a
-//! shard, or the worker of its rank while that waits (`service.rs`).
+//! of a shard and its updates, `versions.rs` is how a worker finds weights of one version
+//! (`pulling.rs`), and `signals.rs` changes words of other ranks. `order.rs` writes the order down.
+//! `asking.rs` is how a worker has all servers do something, `request.rs` what that can be, and
+//! `checkpoint.rs` the files. `living.rs` is which servers are there. A thread drives a shard, or
+//! the worker of its rank while that waits (`service.rs`); in a simulation, `simulated.rs` does.
 //!
 //! Read first: [`ParameterServer::new`], then `shard.rs`.
 
@@ -38,9 +39,13 @@ mod service;
 mod shard;
 mod shared;
 mod signals;
+mod simulated;
+mod versions;
 mod weights;
 mod worker;
 
+#[cfg(test)]
+mod input_tests;
 #[cfg(test)]
 mod request_tests;
 #[cfg(test)]
@@ -52,6 +57,7 @@ mod thread_tests;
 
 pub use options::{NonFinitePush, ServerOptions};
 pub use report::{Decisions, ServerReport};
+pub use simulated::{SimulatedServer, Training};
 pub use worker::Answer;
 
 use self::calls::{Calls, PATIENCE, gathered};

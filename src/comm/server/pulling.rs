@@ -5,11 +5,11 @@ use super::layout::parts_of;
 use super::living::Living;
 use super::shared::Shared;
 use super::signals::Signals;
+use super::versions;
 use crate::comm::{Buffer, Operation};
 use crate::engine::Engine;
 use crate::error::Result;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 /// Times that a pull meets an update before it has the next update held back.
 const TORN_MAX: u32 = 2;
@@ -183,8 +183,7 @@ impl Pulling {
                     return Ok(false);
                 }
                 let version = versions.to_vec()?[0];
-                // The version was read before the weights.
-                fence(Ordering::SeqCst);
+                versions::read_weights_after();
                 Pull::Read(read(version)?, version)
             }
             Pull::Read(operation, version) => {
@@ -194,7 +193,7 @@ impl Pulling {
                 if layout.is_bsp {
                     Pull::Done(*version)
                 } else {
-                    fence(Ordering::SeqCst);
+                    versions::read_begun_after();
                     let (look, versions) = look()?;
                     Pull::Check(look, versions, *version)
                 }
@@ -204,7 +203,7 @@ impl Pulling {
                     return Ok(false);
                 }
                 // Two versions lie beside each other: the next but one takes the place of this.
-                if versions.to_vec()?[1] <= *version + 1 {
+                if versions::is_whole(*version, versions.to_vec()?[1]) {
                     if std::mem::take(&mut puller.is_holding) {
                         let place = (rank, layout.held(self.number));
                         signals.add((&shared.comm, words), place, u64::MAX)?;

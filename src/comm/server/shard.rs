@@ -473,6 +473,9 @@ impl Shard {
         self.open.sort_by_key(|&(worker, _)| worker);
         let gradients: Vec<View> = self.open.iter().map(|&(_, slot)| slot).collect();
         self.weights.update(&gradients)?;
+        // Each shard tells another worker first, so that they do not all pull from one at a time.
+        let first = self.index % self.open.len();
+        self.open.rotate_left(first);
         for (worker, _) in std::mem::take(&mut self.open) {
             self.tell_applied(worker)?;
         }

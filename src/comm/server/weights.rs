@@ -3,6 +3,7 @@
 use super::checkpoint::{self, Checkpoint, Head, Part, Rule};
 use super::request::Failure;
 use super::shared::Shared;
+use super::versions;
 use crate::comm::last_level_cache_bytes;
 use crate::comm::raw::RawBuffer;
 use crate::error::Result;
@@ -14,7 +15,6 @@ use crate::types::{Combine, DataType, Finish};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 /// Bytes of gradients that are summed at a time, which stay in a core's first-level cache with the
 /// weights that they change.
@@ -247,12 +247,11 @@ impl Weights {
     /// Makes the next version of the weights, with the mean of these gradients.
     pub fn update(&mut self, gradients: &[View]) -> Result<()> {
         let (version, layout) = (self.version + 1, &self.shared.layout);
-        let (dtype, at) = (layout.gradients, layout.versions());
+        let dtype = layout.gradients;
+        let words = self.shared.words.own();
+        let words = words.part(layout.versions() * size_of::<u64>(), 2 * size_of::<u64>());
         self.take_rules(version)?;
-        self.shared.words.store(at + 1, version);
-        // Who reads a weight of the new version in the place of an older one then sees that it is
-        // being written.
-        fence(Ordering::SeqCst);
+        versions::begin(&words, version);
         let count = self.range().len();
         let per_block = match gradients.len() {
             1 if self.function.is_none() => count,
@@ -288,9 +287,7 @@ impl Weights {
                 }
             }
         }
-        // The weights are there before the version that names them.
-        fence(Ordering::SeqCst);
-        self.shared.words.store(at, version);
+        versions::end(&words, version);
         self.version = version;
         Ok(())
     }

@@ -200,6 +200,9 @@ impl Worker {
         self.clock += 1;
         self.source = Some(gradients);
         self.unsent = self.living.servers().collect();
+        // Each worker begins with another server, so that none waits while another has them all.
+        let first = self.number % self.unsent.len().max(1);
+        self.unsent.rotate_left(first);
         Ok(())
     }
 

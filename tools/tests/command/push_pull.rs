@@ -87,6 +87,66 @@ fn weights_of_every_optimizer_are_those_of_its_rule() {
     }
 }
 
+/// The medians of a step, its push and its pull, us, of a simulation.
+fn simulated(line: &str) -> [f64; 3] {
+    let line = format!("bench push-pull --transport sim {line} --json -");
+    let (code, stdout, stderr) = run(&line);
+    assert_eq!(code, Some(0), "{line}\n{stderr}");
+    assert!(stderr.contains("virtual time"), "{stderr}");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(document["wrong"], 0, "{line}");
+    let result = &document["results"][0];
+    ["time_us", "push_us", "pull_us"].map(|time| result[time]["p50"].as_f64().unwrap())
+}
+
+#[test]
+fn a_round_in_virtual_time_takes_what_the_ports_of_servers_and_workers_need() {
+    let (workers, bytes, bytes_per_us) = (4, 1 << 20, 125.0);
+    // Of four shards a worker asks all at once, and what they send meets at its port.
+    for (shards, above) in [(1, 1.01), (2, 1.01), (4, 1.3)] {
+        let step = |steps: &str| {
+            let ranks = workers + shards;
+            simulated(&format!(
+                "--ranks {ranks} --servers {shards} -b {bytes} -e {bytes} --link-gbit 1 {steps}"
+            ))
+        };
+        // All that the workers push and pull passes the port of each server, in each direction, and
+        // all of a worker its own one.
+        let of_worker = f64::from(bytes) / bytes_per_us;
+        let of_server = of_worker * f64::from(workers) / f64::from(shards);
+        // All begin together: 2nP / (mB), at least 2n / B.
+        let least = 2.0 * of_server.max(of_worker);
+        let [round, push, _] = step("-w 0 -n 1");
+        assert!(
+            (least..above * least).contains(&round) && push < 1.01 * least / 2.0,
+            "{shards} shards: {round} us, of which {push} push; at least {least}"
+        );
+        // Who has pulled first pushes first: n / B + nP / (mB).
+        let least = of_worker + of_server;
+        let [next, ..] = step("-w 2 -n 5");
+        let most = above.max(1.2) * least;
+        assert!(
+            (least..most).contains(&next),
+            "{shards} shards: {next} us when workers go on by themselves; at least {least}"
+        );
+    }
+}
+
+#[test]
+fn simulated_workers_of_every_mode_pull_what_was_pushed_and_take_the_same_time_again() {
+    for line in [
+        "--ranks 3 -b 4K -e 4K",
+        "--ranks 4 --servers 1 --mode asp -b 64K -e 64K",
+        "--ranks 4 --servers 2 --mode ssp:1 --pull f16 -b 64K -e 64K",
+        "--ranks 3 --servers 1 --mode dssp:0:3 --dtype bf16 -b 4K -e 4K",
+        "--ranks 3 --servers 2 --optimizer adamw -b 4K -e 4K",
+    ] {
+        let [step, push, pull] = simulated(line);
+        assert!(push > 0.0 && pull > 0.0 && step >= pull.max(push), "{line}");
+        assert_eq!([step, push, pull], simulated(line), "{line}");
+    }
+}
+
 #[test]
 fn rows_stand_under_their_titles_and_the_last_line_says_what_was_wrong() {
     let (code, stdout, stderr) = run(&format!(
@@ -143,7 +203,9 @@ fn bad_usage_is_told_before_a_rank_starts() {
         ("--mode best", "none of bsp, asp"),
         ("--mode ssp:x", "a bound of 'x'"),
         ("--mode dssp:5:3", "must not be below the lower one"),
-        ("--transport sim", "needs real ranks"),
+        ("--transport sim --link-gbit 0", "from 0.001"),
+        ("--transport sim --ranks 1025", "1 to 1024"),
+        ("--link-us 5", "the network of --transport sim"),
         ("--transport udp", "--transport"),
         ("--dtype f64", "f32, f16 or bf16"),
         ("--pull i8", "f32, f16 or bf16"),

@@ -1,6 +1,7 @@
 //! The JSON document of a push-pull bench: the fields of `bench`, and what the first shard counted.
 
 use super::Plan;
+use crate::bench::link::Link;
 use crate::bench::statistics::Summary;
 use serde::Serialize;
 
@@ -15,6 +16,8 @@ pub struct Document {
     workers: u32,
     mode: String,
     optimizer: &'static str,
+    /// The network that was modelled, times being virtual; `null` where they are real.
+    link: Option<Link>,
     /// `LINERATE_TCP_PACE`.
     pace_bits_per_second: Option<u64>,
     pub wrong: u64,
@@ -64,6 +67,7 @@ impl Document {
             workers: plan.workers(),
             mode: plan.args.mode.name.clone(),
             optimizer: plan.args.optimizer.name(),
+            link: plan.link,
             pace_bits_per_second: plan.config.tcp.pace_bits_per_second,
             wrong: 0,
             results: Vec::new(),

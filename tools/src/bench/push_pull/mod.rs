@@ -3,23 +3,26 @@
 //!
 //! A time is that of the slowest worker, step by step. No barrier lies between steps, because it
 //! would make every mode a synchronous one. All elements are checked twice: after the timed steps,
-//! and again when all workers have ended (`expected.rs`; `reference.rs` has what an optimizer with a
-//! state makes of a weight).
+//! and again when all workers have ended (`expected.rs`; `reference.rs` has what an optimizer with
+//! a state makes of a weight).
 //!
-//! Read first: `rank.rs`.
+//! Read first: `rank.rs`; `simulate.rs` has all ranks in one process, in virtual time.
 
 mod document;
 mod expected;
 mod rank;
 mod reference;
+mod report;
+mod simulate;
 mod table;
 
+use super::link::{Link, LinkArgs};
 use super::sweep;
 use clap::Args;
 use expected::Expected;
 use linerate::options::{Optimizer, ServerOptions, Staleness};
 use linerate::unstable::limits::CACHE_LINE_BYTES;
-use linerate::{Config, DataType, Rank};
+use linerate::{Config, DataType, Rank, TensorSpec};
 use linerate_job::binding::Bind;
 use linerate_job::ending::{self, FAILED};
 use linerate_job::flags::JobArgs;
@@ -144,6 +147,9 @@ pub struct PushPullArgs {
     pub bind: Bind,
 
     #[command(flatten)]
+    pub link: LinkArgs,
+
+    #[command(flatten)]
     pub job: JobArgs,
 }
 
@@ -192,6 +198,8 @@ pub struct Plan {
     pub args: PushPullArgs,
     pub config: Config,
     pub ranks: u32,
+    /// The network of a simulation.
+    pub link: Option<Link>,
     /// Elements of the gradient, by row.
     pub counts: Vec<u64>,
 }
@@ -207,6 +215,15 @@ impl Plan {
             rate: RATE,
             pulls: self.args.pull,
             ..ServerOptions::default()
+        }
+    }
+
+    /// What is trained.
+    pub fn tensor(&self, count: u64) -> TensorSpec {
+        TensorSpec {
+            name: "weights".into(),
+            count,
+            dtype: self.args.dtype,
         }
     }
 
@@ -305,6 +322,9 @@ pub fn run(args: &PushPullArgs) -> ExitCode {
         Ok(plan) => plan,
         Err(text) => return ending::refuse(&text),
     };
+    if let Some(link) = plan.link {
+        return ending::conclude(simulate::run(&plan, link));
+    }
     if let Some(reason) = settings::unavailable_reason(&plan.config.transport) {
         return ending::fail(FAILED, &reason);
     }
@@ -315,13 +335,10 @@ pub fn run(args: &PushPullArgs) -> ExitCode {
 }
 
 fn build_plan(args: &PushPullArgs) -> Result<Plan, String> {
-    let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
+    let launched = settings::launched_ranks()?;
+    let ranks = settings::check_ranks(args.ranks, launched)?;
     let mut config = args.job.config()?;
-    if config.transport == "sim" {
-        return Err(
-            "--transport sim: push-pull has no simulation and needs real ranks: shm or tcp".into(),
-        );
-    }
+    let link = (args.link).link(&config.transport, ranks, launched.is_some())?;
     if args.servers >= ranks {
         return Err(format!(
             "--servers is {}: with {ranks} ranks it is 0 (every rank serves and trains) to {}",
@@ -335,8 +352,13 @@ fn build_plan(args: &PushPullArgs) -> Result<Plan, String> {
         args: args.clone(),
         config,
         ranks,
+        link,
         counts: Vec::new(),
     };
+    if plan.link.is_some() {
+        // No rank reads memory of another one there.
+        plan.args.gradients = Gradients::Caller;
+    }
     let bounds = (args.min_bytes, args.max_bytes);
     if !plan.servers().is_multiple_of(plan.copies()) {
         return Err(format!(

@@ -1,13 +1,11 @@
 //! One rank: serves and trains row after row, checks the weights, and reports if it is rank 0.
 
-use super::document::{Document, Entry};
+use super::document::Entry;
 use super::expected::{self, Expected};
-use super::{Gradients, Plan, table};
-use crate::bench::statistics::Summary;
-use crate::bench::sweep;
+use super::report::{Measure, Report, Times, measure_all};
+use super::{Gradients, Plan};
 use crate::bench::values::Value;
-use half::{bf16, f16};
-use linerate::{Buffer, Communicator, DataType, ParameterServer, ReduceOp, Result, TensorSpec};
+use linerate::{Buffer, Communicator, DataType, ParameterServer, ReduceOp, Result};
 use linerate_job::ending::Outcome;
 use linerate_job::settings;
 use std::slice::from_ref;
@@ -30,61 +28,22 @@ pub fn run(plan: &Plan) -> Outcome {
         comm,
         workers,
     };
-    let is_reporting = job.comm.rank() == 0;
-    let mut report = is_reporting.then(|| Document::new(plan, job.comm.transport()));
-    if is_reporting {
-        print(plan, &table::header(plan, job.comm.transport()));
-    }
-    let mut wrong = 0;
-    for &count in &plan.counts {
-        let entry = measure_as_typed(&job, count)?;
-        wrong += entry.wrong;
-        if let Some(document) = &mut report {
-            print(plan, &table::row(plan, &entry));
-            document.results.push(entry);
-        }
-    }
+    let name = job.comm.transport();
+    let report = (job.comm.rank() == 0).then(|| Report::new(plan, name));
+    let report = measure_all(plan, report, &job)?;
     job.comm.barrier()?;
-    let written = match &mut report {
-        Some(document) => {
-            print(plan, &table::footer(plan.counts.len(), wrong));
-            document.wrong = wrong;
-            plan.args.job.write_json(document)
-        }
-        None => Ok(()),
-    };
-    Ok(match (is_reporting, wrong) {
-        (true, 1..) => Err(vec![format!(
-            "{wrong} elements are wrong: see the column #wrong"
-        )]),
-        _ => written.map_err(|text| vec![text]),
-    })
+    Ok(report.map_or(Ok(()), Report::finish))
 }
 
-fn measure_as_typed(job: &Job, count: u64) -> Result<Entry> {
-    match job.plan.args.dtype {
-        DataType::F16 => measure_gradients::<f16>(job, count),
-        DataType::Bf16 => measure_gradients::<bf16>(job, count),
-        _ => measure_gradients::<f32>(job, count),
-    }
-}
-
-fn measure_gradients<G: Value>(job: &Job, count: u64) -> Result<Entry> {
-    match job.plan.args.pull {
-        DataType::F16 => measure::<G, f16>(job, count),
-        DataType::Bf16 => measure::<G, bf16>(job, count),
-        _ => measure::<G, f32>(job, count),
+impl Measure for Job<'_> {
+    fn measure<G: Value, W: Value>(&self, count: u64) -> Result<Entry> {
+        measure::<G, W>(self, count)
     }
 }
 
 fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
     let plan = job.plan;
-    let tensor = TensorSpec {
-        name: "weights".into(),
-        count,
-        dtype: plan.args.dtype,
-    };
-    let server = ParameterServer::new(&job.comm, vec![tensor], plan.options())?;
+    let server = ParameterServer::new(&job.comm, vec![plan.tensor(count)], plan.options())?;
     let mut times = Times::new(plan.args.iterations as usize);
     let mut wrong = [0];
     if let Some(workers) = &job.workers {
@@ -94,7 +53,7 @@ fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
         }
         workers.barrier()?;
         for at in 0..plan.args.iterations as usize {
-            times.set(at, trainer.step()?);
+            times.note(at, trainer.step()?);
         }
         wrong[0] += trainer.count_wrong(&plan.expected_at_end())?;
         // After it all pushes are in the weights: each worker has pulled its own ones.
@@ -105,29 +64,19 @@ fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
     let report = server.finish()?.unwrap_or_default();
     times.combine(&job.comm)?;
     job.comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
-    let pushes: u64 = report.staleness.iter().sum();
-    let staleness = (0..).zip(&report.staleness);
-    let staleness: u64 = staleness.map(|(versions, pushes)| versions * pushes).sum();
-    let bytes = count * plan.args.dtype.size_bytes() as u64;
-    let time_us = Summary::of(&times.whole);
-    Ok(Entry {
-        collective: "push-pull",
-        bytes,
-        count,
-        dtype: plan.args.dtype.name(),
-        pull: plan.args.pull.name(),
-        memory: plan.args.gradients.name(),
-        iterations: plan.args.iterations,
-        time_us,
-        push_us: Summary::of(&times.push),
-        pull_us: Summary::of(&times.pull),
-        algbw: sweep::algorithm_bandwidth(bytes, time_us.p50),
-        wrong: wrong[0],
-        updates: report.version,
-        drift_max: report.drift_max,
-        waits: report.decisions.waits,
-        staleness_mean: staleness as f64 / pushes.max(1) as f64,
-    })
+    Ok(times.entry(plan, count, wrong[0], &report))
+}
+
+/// The gradients of a worker, in the order in which it pushes them.
+pub fn gradients<G: Value>(comm: &Communicator, count: usize) -> Result<Vec<Buffer<G>>> {
+    let gradients = (0..expected::ROTATION as u64).map(|step| {
+        let gradient = comm.alloc::<G>(count)?;
+        for (index, value) in (0..).zip(gradient.as_mut_slice()?.iter_mut()) {
+            *value = G::from_int(-expected::added(step, index));
+        }
+        Ok(gradient)
+    });
+    gradients.collect()
 }
 
 /// A worker with its memory.
@@ -147,14 +96,7 @@ impl<'a, G: Value, W: Value> Trainer<'a, G, W> {
     /// Allocates, and gives weights of zero to begin with.
     fn new(job: &Job, server: &'a ParameterServer, count: usize) -> Result<Trainer<'a, G, W>> {
         let comm = &job.comm;
-        let gradients = (0..expected::ROTATION as u64).map(|step| {
-            let gradient = comm.alloc::<G>(count)?;
-            for (index, value) in (0..).zip(gradient.as_mut_slice()?.iter_mut()) {
-                *value = G::from_int(-expected::added(step, index));
-            }
-            Ok(gradient)
-        });
-        let gradients = gradients.collect::<Result<_>>()?;
+        let gradients = gradients(comm, count)?;
         let weights = comm.alloc::<W>(count)?;
         let first = match W::DTYPE {
             DataType::F32 => weights.cast::<f32>()?,
@@ -201,36 +143,11 @@ impl<'a, G: Value, W: Value> Trainer<'a, G, W> {
     }
 }
 
-/// Times of steps, us; zeros on a rank that only serves.
-struct Times {
-    whole: Vec<f64>,
-    push: Vec<f64>,
-    pull: Vec<f64>,
-}
-
 impl Times {
-    fn new(steps: usize) -> Times {
-        Times {
-            whole: vec![0.0; steps],
-            push: vec![0.0; steps],
-            pull: vec![0.0; steps],
-        }
-    }
-
-    fn set(&mut self, at: usize, (push, pull): (f64, f64)) {
-        (self.whole[at], self.push[at], self.pull[at]) = (push + pull, push, pull);
-    }
-
     /// Takes the times of the slowest worker, step by step.
     fn combine(&mut self, comm: &Communicator) -> Result<()> {
         comm.all_reduce(&mut self.whole, ReduceOp::Max)?;
         comm.all_reduce(&mut self.push, ReduceOp::Max)?;
         comm.all_reduce(&mut self.pull, ReduceOp::Max)
     }
-}
-
-/// Prints to stdout, or to stderr where the document goes to stdout.
-fn print(plan: &Plan, text: &str) {
-    // Nobody can be told that the output is closed.
-    let _ = plan.args.job.print(text);
 }

@@ -8,10 +8,16 @@ use crate::bench::table::time;
 pub fn header(plan: &Plan, transport: &str) -> String {
     let bytes =
         |count: Option<&u64>| count.map_or(0, |count| count * plan.args.dtype.size_bytes() as u64);
+    let modelled = plan.link.map_or(String::new(), |link| {
+        format!(
+            "# virtual time: a modelled network of {} Gbit/s and {} us, no local work; says nothing about this machine\n",
+            link.gbit, link.latency_us
+        )
+    });
     let about = format!(
         "# linerate {} bench push-pull ranks: {} servers: {} replicas: {} workers: {} transport: {transport} mode: {} optimizer: {}\n\
          # minBytes {} maxBytes {} warmup iters: {} iters: {} gradients: {}\n\
-         # a time is the median (p50) over steps of the slowest worker's, with no barrier between steps; push: until its OK\n#\n",
+         # a time is the median (p50) over steps of the slowest worker's, with no barrier between steps; push: until its OK\n{modelled}#\n",
         env!("CARGO_PKG_VERSION"),
         plan.ranks,
         plan.servers(),
