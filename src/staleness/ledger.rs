@@ -197,12 +197,15 @@ impl Ledger {
     pub fn arrive(&mut self, server: u32, worker: u32, count: u64, time: Duration) -> Result<()> {
         let of_worker = self.arrived.get_mut(worker as usize);
         let place = of_worker.and_then(|servers| servers.get_mut(server as usize));
-        let Some(known) = place.filter(|known| **known <= count) else {
-            return Err(Error::Malformed(format!(
-                "server {server} says that it has {count} pushes of worker {worker}"
-            )));
-        };
-        *known = count;
+        match place {
+            Some(known) if *known <= count => *known = count,
+            place => {
+                let known = place.map_or(0, |known| *known);
+                return Err(Error::Malformed(format!(
+                    "server {server} says that it has {count} pushes of worker {worker}, and had {known} before"
+                )));
+            }
+        }
         self.number(worker, time)
     }
 

@@ -140,7 +140,9 @@ impl Calls {
             )));
         }
         if worker.is_finishing() {
-            return Err(Error::invalid(format!("{what} after detach")));
+            return Err(Error::invalid(format!(
+                "{what} after detach: call attach first"
+            )));
         }
         Ok(worker)
     }

@@ -292,15 +292,15 @@ fn counts_of_pushes_that_go_back_or_come_from_nobody_are_named() {
     assert_eq!(ledger.take_entry(), None);
     says(
         ledger.arrive(0, 1, 2, now),
-        &["shard 0", "2 pushes of worker 1"],
+        &["server 0", "2 pushes of worker 1", "3 before"],
     );
     says(
         ledger.arrive(2, 1, 1, now),
-        &["shard 2", "1 pushes of worker 1"],
+        &["server 2", "1 pushes of worker 1"],
     );
     says(
         ledger.arrive(0, 2, 1, now),
-        &["shard 0", "1 pushes of worker 2"],
+        &["server 0", "1 pushes of worker 2"],
     );
     ledger.arrive(1, 1, 1, now).unwrap();
     assert!(ledger.take_entry().is_some());

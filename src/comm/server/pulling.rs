@@ -14,6 +14,11 @@ use std::sync::Arc;
 /// Times that a pull meets an update before it has the next update held back.
 const TORN_MAX: u32 = 2;
 
+/// Shards of more bytes than these are pulled [`AT_ONCE`] at a time. Then workers that pull at the
+/// same time do not all share the links of all shards until the last one is through.
+const LARGE_BYTES: usize = 128 << 10;
+const AT_ONCE: usize = 2;
+
 /// A pull from one shard.
 enum Pull {
     /// Until this worker's last push is in the weights.
@@ -87,7 +92,16 @@ impl Pulling {
 
     /// Does what can be done now for a worker that has pushed `clock` times.
     pub fn turn(&mut self, clock: u64, living: &Living, signals: &mut Signals) -> Result<()> {
-        for shard in 0..self.pullers.len() {
+        let shards = self.pullers.len();
+        let layout = &self.shared.layout;
+        let is_large = shards > 0 && layout.bytes(0, layout.pulls).len() > LARGE_BYTES;
+        let mut under_way = 0;
+        for at in 0..shards {
+            // Each worker begins with another shard.
+            let shard = (at + self.number) % shards;
+            if is_large && under_way == AT_ONCE {
+                break;
+            }
             self.leave_ended(shard, living);
             let pulled = loop {
                 match self.go_on(shard, clock, signals) {
@@ -97,6 +111,7 @@ impl Pulling {
             };
             // If the server has ended, the next turn asks another one.
             living.without_ends(pulled)?;
+            under_way += usize::from(!matches!(self.pullers[shard].state, Pull::Done(_)));
         }
         Ok(())
     }

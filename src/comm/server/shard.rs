@@ -233,7 +233,8 @@ impl Shard {
             // A worker pushes again when it has its OK, which follows from this.
             if new > 1 || pushes.come - pushes.done > layout.slots as u64 {
                 return Err(Error::Malformed(format!(
-                    "worker {worker} has pushed {new} times at once, or without room"
+                    "worker {worker}, rank {}, has pushed {new} times at once, or has more than {} pushes that are not applied",
+                    layout.workers[worker], layout.slots
                 )));
             }
             let push = pushes.come - 1;
