@@ -46,7 +46,7 @@ impl Calls {
     pub fn attach_by(&self, worker: &mut Worker) -> Result<()> {
         if !worker.has_begun || !worker.is_finishing() {
             return Err(Error::invalid(
-                "attach of a worker that has not detached: it is there",
+                "attach of a worker that has not detached: it is there, go on with push",
             ));
         }
         worker.start_return()?;

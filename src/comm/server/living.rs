@@ -80,6 +80,14 @@ impl Living {
         self.copies > 1
     }
 
+    /// The ranks whose end is an error of what is under way to them.
+    pub fn needed<'a>(&self, layout: &'a Layout) -> &'a [Rank] {
+        match self.may_lose() {
+            true => &[],
+            false => &layout.servers,
+        }
+    }
+
     /// Leaves an error out that says that a server has ended, if another one has its shard; the
     /// next [`Living::note`] says whether that is so.
     pub fn without_ends(&self, result: Result<()>) -> Result<()> {

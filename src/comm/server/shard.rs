@@ -45,7 +45,7 @@ struct Pushes {
 /// See the module.
 pub struct Shard {
     shared: Arc<Shared>,
-    /// Of this server.
+    /// The number of this server.
     index: usize,
     options: ServerOptions,
     weights: Weights,
@@ -135,10 +135,7 @@ impl Shard {
         self.make_order()?;
         self.follow_order()?;
         let layout = &self.shared.layout;
-        let needed = match self.living.may_lose() {
-            true => &[],
-            false => &layout.servers[..],
-        };
+        let needed = self.living.needed(layout);
         self.signals.collect(&self.shared.comm, needed)?;
         let mut ends = (0..layout.leaders()).map(|leader| self.word(layout.ended(leader)));
         let is_over = match &self.leading {

@@ -257,10 +257,10 @@ impl Worker {
         self.gradients.take_back(self.applied_by_all());
         self.asking.turn(&mut self.signals, &self.living)?;
         (self.pulling).turn(self.clock, &self.living, &mut self.signals)?;
-        let needed = match self.is_finishing || self.living.may_lose() {
+        let needed = match self.is_finishing {
             // Servers leave as soon as all workers have finished.
             true => &[],
-            false => &shared.layout.servers[..],
+            false => self.living.needed(&shared.layout),
         };
         self.signals.collect(&shared.comm, needed)
     }
