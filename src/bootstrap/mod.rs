@@ -62,6 +62,27 @@ use network::Network;
 use std::net::IpAddr;
 use std::time::Duration;
 
+/// The settings of connections follow from those of the job.
+fn with_secret(mut config: Config) -> Result<Config> {
+    config.tcp.secret = read_secret(&config.job.secret)?;
+    config.tcp.is_insecure = config.job.is_insecure;
+    config.tcp.is_debugging = config.debug;
+    Ok(config)
+}
+
+/// The settings of a process that comes to ranks which have met. `place`: the address of one of
+/// them; `None`: all are on this host.
+pub fn settle_towards(mut config: Config, place: Option<IpAddr>) -> Result<Config> {
+    if config.tcp.addresses.is_empty() {
+        let named = network::named_interfaces(&config)?;
+        let named = named.and_then(|named| Some(named.first()?.ip));
+        let own = named.or_else(|| place.and_then(interfaces::source_for));
+        let own = own.unwrap_or(std::net::Ipv4Addr::LOCALHOST.into());
+        config.tcp.addresses = vec![own];
+    }
+    with_secret(config)
+}
+
 /// One rank's part in bringing the ranks of its job together.
 pub struct Meeting {
     rank: Rank,
@@ -177,10 +198,7 @@ impl Meeting {
         {
             config.job.secret = Secret::Text(secret.clone());
         }
-        config.tcp.secret = read_secret(&config.job.secret)?;
-        config.tcp.is_insecure = config.job.is_insecure;
-        config.tcp.is_debugging = config.debug;
-        Ok(config)
+        with_secret(config)
     }
 
     /// This rank cannot take part: tells the others, as far as they can be reached soon, and gives

@@ -142,7 +142,7 @@ impl Network {
 }
 
 /// The interfaces that the settings name.
-fn named_interfaces(config: &Config) -> Result<Option<Vec<Interface>>> {
+pub(super) fn named_interfaces(config: &Config) -> Result<Option<Vec<Interface>>> {
     let list = config.job.interfaces.as_deref();
     list.map(|list| interfaces::named(&interfaces::list()?, list))
         .transpose()

@@ -1,4 +1,5 @@
-//! What the survivors of a failed communicator say to each other while they make a new one.
+//! What the survivors of a failed communicator say to each other while they make a new one, and
+//! what a process that comes later says to those that let it in.
 //!
 //! One of them leads: the lowest rank that lives. It listens (`reunion.rs`), and the others
 //! connect. A frame has a kind, a round, and what belongs to it; numbers are little-endian and have
@@ -52,6 +53,9 @@ pub enum Message {
     /// Member to leader: all old ranks that it knows to have ended. Ranks of other hosts may only
     /// find them unreachable.
     Ended(Vec<Rank>),
+    /// Between a parameter server and a process that comes later: what `comm/server/spoken.rs`
+    /// says.
+    Parts(u32, Vec<Vec<u8>>),
 }
 
 impl Message {
@@ -65,16 +69,14 @@ impl Message {
             Message::Missing(missing) => (2, 0, words(missing)),
             Message::Members(round, members) => (3, *round, words(members)),
             Message::Contact(round, contact) => (4, *round, contact.clone()),
-            Message::Contacts(round, contacts) => {
-                let framed = |c: &Vec<u8>| [&words(&[c.len() as u32]), c.as_slice()].concat();
-                (5, *round, contacts.iter().flat_map(framed).collect())
-            }
+            Message::Contacts(round, contacts) => (5, *round, emit_parts(contacts)),
             Message::Connected(round) => (6, *round, Vec::new()),
             Message::Lost(round) => (7, *round, Vec::new()),
             Message::Commit(round) => (8, *round, Vec::new()),
             Message::GaveUp => (9, 0, Vec::new()),
             Message::Refused(text) => (10, 0, text.as_bytes().to_vec()),
             Message::Ended(ranks) => (11, 0, words(ranks)),
+            Message::Parts(kind, parts) => (12, *kind, emit_parts(parts)),
         };
         let mut frame = words(&[kind, round]);
         frame.extend(body);
@@ -102,6 +104,7 @@ impl Message {
             9 => Message::GaveUp,
             10 => Message::Refused(String::from_utf8_lossy(body).into_owned()),
             11 => Message::Ended(parse_ranks(body)?),
+            12 => Message::Parts(round, parse_parts(body)?),
             kind => return Err(malformed(&format!("unknown kind {kind}"))),
         })
     }
@@ -127,18 +130,28 @@ fn parse_contact(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes.to_vec())
 }
 
-fn parse_contacts(mut rest: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let mut contacts = Vec::new();
+fn parse_contacts(body: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let parts = parse_parts(body)?;
+    parts.iter().map(|part| parse_contact(part)).collect()
+}
+
+fn emit_parts(parts: &[Vec<u8>]) -> Vec<u8> {
+    let framed = |part: &Vec<u8>| [&(part.len() as u32).to_le_bytes(), part.as_slice()].concat();
+    parts.iter().flat_map(framed).collect()
+}
+
+fn parse_parts(mut rest: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut parts = Vec::new();
     while let Some((length, behind)) = rest.split_first_chunk::<4>() {
         let length = u32::from_le_bytes(*length) as usize;
-        let (contact, behind) = behind
+        let (part, behind) = behind
             .split_at_checked(length)
-            .ok_or_else(|| malformed("half a contact"))?;
-        contacts.push(parse_contact(contact)?);
+            .ok_or_else(|| malformed("less than a part"))?;
+        parts.push(part.to_vec());
         rest = behind;
     }
     match rest.is_empty() {
-        true => Ok(contacts),
+        true => Ok(parts),
         false => Err(malformed("half a length")),
     }
 }
@@ -205,6 +218,7 @@ mod tests {
             Message::GaveUp,
             Message::Refused("no descriptor is left".into()),
             Message::Ended(vec![0, 3]),
+            Message::Parts(6, vec![vec![1; 5], vec![]]),
         ]
     }
 

@@ -95,45 +95,52 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
 
 /// Begins to connect to the ranks that have these contacts, by rank.
 pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common> {
-    let mut models = None;
-    let mut identities: Vec<(HostIdentity, Cores)> = Vec::with_capacity(contacts.len());
-    let mut places = Vec::with_capacity(contacts.len());
-    let mut megabytes_per_second = u32::MAX;
-    let mut parsed: Vec<Contact> = Vec::with_capacity(contacts.len());
-    for bytes in contacts {
-        let contact = RankContact::parse(bytes)?;
-        identities.push((contact.host, contact.cores));
-        places.push(contact.place);
-        megabytes_per_second = megabytes_per_second.min(contact.megabytes_per_second.max(1));
-        if models.is_none() {
-            models = Some(cost::parse_bytes(&contact.findings)?.0);
-        }
-        parsed.push(contact.engine);
-    }
+    let (mut common, parsed) = read(engine, contacts, engine.rank() as usize)?;
+    check_reach(engine, &common.hosts)?;
+    let findings = &parsed[0].findings;
+    common.models = Some(cost::parse_bytes(findings)?.0);
+    let (rank, hosts) = (engine.rank(), &common.hosts);
+    let own_host = hosts.get(rank as usize);
+    let is_near = |&peer: &Rank| peer != rank && hosts.get(peer as usize) == own_host;
+    let neighbours = (0..hosts.len() as Rank).filter(is_near).collect();
+    let of_engines: Vec<Contact> = parsed.into_iter().map(|contact| contact.engine).collect();
+    engine.connect(of_engines.into(), neighbours)?;
+    Ok(common)
+}
+
+/// What these contacts say together, and each of them. `own` is the place of this rank's.
+pub(super) fn read(
+    engine: &Engine,
+    contacts: &[Vec<u8>],
+    own: usize,
+) -> Result<(Common, Vec<RankContact>)> {
+    let parsed = contacts.iter().map(|bytes| RankContact::parse(bytes));
+    let parsed = parsed.collect::<Result<Vec<RankContact>>>()?;
+    let identities = parsed.iter().map(|contact| (contact.host, contact.cores));
+    let identities: Vec<(HostIdentity, Cores)> = identities.collect();
+    let mut places: Vec<IpAddr> = parsed.iter().map(|contact| contact.place).collect();
+    let rates = parsed.iter().map(|contact| contact.megabytes_per_second);
+    let megabytes_per_second = rates.min().map_or(1, |least| least.max(1));
     let hosts = number_hosts(&identities);
-    if engine.transport().capabilities().one_host {
+    if engine.is_of_one_host() {
         places.clear();
     }
-    let own_host = hosts.get(engine.rank() as usize).copied();
-    check_reach(engine, &hosts)?;
+    let own_host = hosts.get(own).copied();
     let here = identities
         .iter()
         .zip(&hosts)
         .filter(|(_, host)| Some(**host) == own_host);
     let cores = here.fold(Cores::own(), |all, ((_, of_rank), _)| all.union(*of_rank));
-    let rank = engine.rank();
-    let is_near = |&peer: &Rank| peer != rank && hosts.get(peer as usize) == own_host.as_ref();
-    let neighbours = (0..hosts.len() as Rank).filter(is_near).collect();
-    engine.connect(parsed.into(), neighbours)?;
     let mix = |hash: u64, byte: &u8| crate::prng::mix(hash ^ u64::from(*byte)).wrapping_add(hash);
-    Ok(Common {
+    let common = Common {
         identity: contacts.iter().flatten().fold(1, mix),
         hosts,
         places,
         cores,
         bytes_per_second: Some(f64::from(megabytes_per_second) * 1e6),
-        models,
-    })
+        models: None,
+    };
+    Ok((common, parsed))
 }
 
 /// Numbers the hosts in the order in which they first occur.

@@ -28,6 +28,33 @@ impl Communicator {
         Ok(blobs.collect())
     }
 
+    /// As [`Communicator::gather_blobs`], of ranks that may have failed to make theirs: then the
+    /// error of the first of them is that of all. `what` says what they make.
+    pub(super) fn gather_made(&self, own: Result<Vec<u8>>, what: &str) -> Result<Vec<Vec<u8>>> {
+        let framed = match &own {
+            Ok(bytes) => [&[1], bytes.as_slice()].concat(),
+            Err(error) => [&[0], error.to_string().as_bytes()].concat(),
+        };
+        let all = self.gather_blobs(&framed)?;
+        // A rank that has failed knows its error best.
+        own?;
+        (0..)
+            .zip(all)
+            .map(|(rank, framed)| match framed.split_first() {
+                Some((1, bytes)) => Ok(bytes.to_vec()),
+                Some((_, text)) => {
+                    let text = String::from_utf8_lossy(text);
+                    Err(Error::Bootstrap(format!(
+                        "rank {rank} could not make {what}: {text}"
+                    )))
+                }
+                None => Err(Error::Malformed(format!(
+                    "rank {rank} says nothing of {what}"
+                ))),
+            })
+            .collect()
+    }
+
     /// The bytes of all ranks, one rank after another. Every rank gives equally many.
     fn gather_bytes(&self, own: &[u8]) -> Result<Vec<u8>> {
         let mut all = vec![0; own.len() * self.ranks() as usize];

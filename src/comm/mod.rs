@@ -53,6 +53,7 @@ mod server;
 mod shape;
 mod sibling;
 mod simulation;
+mod slots;
 mod sparse;
 mod split;
 mod started;

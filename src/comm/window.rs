@@ -12,7 +12,7 @@ use crate::transport::{Atomic, RemoteRange};
 use crate::types::{DataType, Rank};
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 /// What a rank tells the others of its part: key, offset in its region, bytes, type.
 const WORDS: usize = 4;
@@ -62,17 +62,39 @@ pub struct Window<T: Element> {
     memory: RawBuffer,
     /// While the window lives, nothing else uses the buffer.
     kept: Option<Kept>,
-    parts: OnceLock<Vec<Part>>,
+    parts: OnceLock<RwLock<Vec<Part>>>,
     exchange: Mutex<Option<Exchange>>,
     elements: PhantomData<T>,
 }
 
 /// A rank's part of a window.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+pub(super) struct Part {
     key: RegionKey,
     offset: u64,
     len: usize,
+}
+
+impl Part {
+    /// That of a rank which has none.
+    pub const NONE: Part = Part {
+        key: RegionKey::NONE,
+        offset: 0,
+        len: 0,
+    };
+
+    /// As words, for other ranks.
+    pub fn emit(&self) -> [u64; 3] {
+        [u64::from(self.key.0), self.offset, self.len as u64]
+    }
+
+    pub fn parse([key, offset, len]: [u64; 3]) -> Part {
+        Part {
+            key: RegionKey(key as u32),
+            offset,
+            len: len as usize,
+        }
+    }
 }
 
 /// Ranks tell each other where their parts are.
@@ -111,17 +133,8 @@ impl Communicator {
     /// when [`Window::is_ready`]. It is for a [`Simulation`](super::Simulation), whose ranks cannot
     /// wait.
     pub fn start_window<T: Element>(&self, buffer: &Buffer<T>) -> Result<Window<T>> {
-        let driving = self.driving()?;
-        let memory = driving.registered_here(buffer.raw())?;
-        if !memory.is_registered() || self.inner.is_size_only {
-            return Err(Error::invalid(format!(
-                "a window of {} elements of {} needs registered memory with bytes: take the buffer from Communicator::alloc of a communicator that is not size-only",
-                buffer.len(),
-                T::DTYPE
-            )));
-        }
-        let kept = memory.keep_reachable(Access::Exclusive, "a window")?;
-        let view = memory.view();
+        let mut window = self.open_window(buffer)?;
+        let view = window.memory.view();
         for peer in 0..self.ranks() {
             self.export(peer, view.key())?;
         }
@@ -134,14 +147,38 @@ impl Communicator {
         let own = Buffer::from_vec(own.to_vec());
         let all = Buffer::from_vec(vec![0; WORDS * self.ranks() as usize]);
         let operation = self.start_all_gather(&own, &all)?;
+        window.exchange = Mutex::new(Some(Exchange { operation, all }));
+        Ok(window)
+    }
+
+    /// A window of which no other rank knows, and that knows of none.
+    fn open_window<T: Element>(&self, buffer: &Buffer<T>) -> Result<Window<T>> {
+        let driving = self.driving()?;
+        let memory = driving.registered_here(buffer.raw())?;
+        if !memory.is_registered() || self.inner.is_size_only {
+            return Err(Error::invalid(format!(
+                "a window of {} elements of {} needs registered memory with bytes: take the buffer from Communicator::alloc of a communicator that is not size-only",
+                buffer.len(),
+                T::DTYPE
+            )));
+        }
         Ok(Window {
             communicator: self.clone(),
+            kept: memory.keep_reachable(Access::Exclusive, "a window")?,
             memory,
-            kept,
             parts: OnceLock::new(),
-            exchange: Mutex::new(Some(Exchange { operation, all })),
+            exchange: Mutex::new(None),
             elements: PhantomData,
         })
+    }
+
+    /// A window of a communicator whose peers come one by one: no rank has a part
+    /// ([`Window::set_part`]).
+    pub(super) fn window_of_slots<T: Element>(&self, buffer: &Buffer<T>) -> Result<Window<T>> {
+        let window = self.open_window(buffer)?;
+        let nobody = vec![Part::NONE; self.ranks() as usize];
+        let _ = window.parts.set(RwLock::new(nobody));
+        Ok(window)
     }
 
     /// Makes a region known to a peer. Where the way to it is full, this drives until it is not.
@@ -217,7 +254,7 @@ impl<T: Element> Window<T> {
                 len: bytes as usize / size_of::<T>(),
             });
         }
-        let _ = self.parts.set(parts);
+        let _ = self.parts.set(RwLock::new(parts));
         Ok(())
     }
 
@@ -245,7 +282,10 @@ impl<T: Element> Window<T> {
                 "{what} of a window of which not all ranks have told where their parts are: see Window::is_ready"
             )));
         }
-        let parts = self.parts.get().map_or(&[][..], |parts| parts);
+        let Some(parts) = self.parts.get() else {
+            return Err(Error::internal("a window is ready and has no parts"));
+        };
+        let parts = parts.read().unwrap_or_else(PoisonError::into_inner);
         parts.get(rank as usize).copied().ok_or_else(|| {
             let ranks = parts.len();
             Error::invalid(format!(
@@ -366,6 +406,25 @@ impl<T: Element> Window<T> {
         let start = at * size_of::<T>();
         kernel::write_contended(self.memory.view(), start, bytemuck::cast_slice(source));
         Ok(())
+    }
+
+    /// Where this rank's part is.
+    pub(super) fn own_part(&self) -> Part {
+        let view = self.memory.view();
+        Part {
+            key: view.key(),
+            offset: view.offset(),
+            len: self.len(),
+        }
+    }
+
+    /// The part of the process that has this slot from now on. Makes this rank's part known to it.
+    pub(super) fn set_part(&self, rank: Rank, part: Part) -> Result<()> {
+        if let Some(parts) = self.parts.get() {
+            let mut parts = parts.write().unwrap_or_else(PoisonError::into_inner);
+            parts[rank as usize] = part;
+        }
+        self.communicator.export(rank, self.memory.view().key())
     }
 
     /// This rank's part.

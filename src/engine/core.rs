@@ -175,6 +175,11 @@ impl Engine {
         self.driver.links.transport.as_mut()
     }
 
+    /// Whether the transport joins ranks of one host only.
+    pub fn is_of_one_host(&self) -> bool {
+        self.driver.links.transport.capabilities().one_host
+    }
+
     /// What a thread that waits may sleep on.
     pub fn wait_source(&self) -> WaitSource {
         self.driver.links.transport.wait_source()
@@ -312,6 +317,9 @@ impl Engine {
         if self.remotes.has_work() {
             self.run_remotes();
         }
+        if !self.driver.links.connecting.is_empty() {
+            self.go_on_connecting();
+        }
         if self.notices.has_unsent {
             self.send_notices();
         }
@@ -324,6 +332,7 @@ impl Engine {
             || !self.tasks.queue.is_empty()
             || !self.publishing.to.is_empty()
             || self.remotes.has_work()
+            || !self.driver.links.connecting.is_empty()
             || self.driver.is_profiled();
     }
 
@@ -473,7 +482,7 @@ impl Engine {
             Event::PeerFailed(peer, cause) => self.handle_peer_failed(*peer, cause.clone()),
             Event::PeerLeft(peer, done) => self.handle_peer_left(*peer, *done),
             Event::Unmatched(peer, tag) => self.handle_unmatched(*peer, *tag),
-            Event::Connected(_) => {}
+            Event::Connected(peer) => self.driver.links.note_connected(*peer),
             Event::Completion(completion) => self.handle_own(completion, self.now),
         }
         self.events = events;

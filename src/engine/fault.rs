@@ -98,6 +98,7 @@ impl Engine {
             // What it did before counts.
             self.take_all_events();
         }
+        self.driver.links.end_connecting(peer);
         self.driver.links.mark_gone(peer, cause);
         self.driver.moved = true;
         if self.failing.is_lenient {
@@ -112,9 +113,9 @@ impl Engine {
         self.failing.is_lenient = true;
     }
 
-    /// How many peers have failed or left.
-    pub fn peers_ended(&self) -> u32 {
-        self.driver.links.peers_ended()
+    /// Changes when a peer has failed or left, or is admitted.
+    pub fn peers_changed(&self) -> u32 {
+        self.driver.links.peers_changed()
     }
 
     /// Whether a peer has failed or left.

@@ -49,6 +49,7 @@ impl Engine {
     /// A peer has left in good order. It has completed `done` collectives.
     pub(super) fn handle_peer_left(&mut self, peer: Rank, done: u64) {
         self.take_all_events();
+        self.driver.links.end_connecting(peer);
         self.driver.links.mark_left(peer, done);
         self.driver.moved = true;
         self.fail_receives_of_ended();

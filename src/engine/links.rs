@@ -1,6 +1,9 @@
 //! [`Links`]: the transport, this rank's control memory, and that of each peer that is mapped here.
 //! Signals, retirement counts and control messages go through here.
 
+mod agreement;
+mod connecting;
+
 use super::control::{self, Binding, ControlLayout, Line, PAYLOAD_WORDS};
 use super::signature::Signature;
 use super::tag::{self, Token};
@@ -10,16 +13,12 @@ use crate::limits::{
     CACHE_LINE_BYTES, CONTROL_BYTES, LANES, OPERATION_SLOTS, URGENT_MESSAGES, WINDOW_BYTES_MIN,
 };
 use crate::memory::{Region, RegionKey, View};
-use crate::schedule::{Lane, ROLL_CALL};
+use crate::schedule::Lane;
 use crate::time::Time;
 use crate::transport::{Address, Event, PostError, RemoteRange, Transport};
 use crate::types::Rank;
 use crate::wire::{ControlKind, ControlMessage};
 use std::sync::Arc;
-
-/// The number and the lane of what ranks of a host tell each other before the first operation. Its
-/// lines are those of a roll call, which needs that all ranks are on one host.
-const AGREEMENT: (u64, Lane) = ((1 << 40) + OPERATION_SLOTS - 1, ROLL_CALL);
 
 /// What a rank tells its peers before the first operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +82,10 @@ pub struct Links {
     left_count: u32,
     /// Messages with tags that came before every peer was connected.
     pub unmatched: Vec<(Rank, u64)>,
+    /// Peers that are being connected one by one.
+    pub connecting: Vec<Rank>,
+    /// How many have been connected so.
+    admitted: u32,
 }
 
 impl Links {
@@ -130,6 +133,8 @@ impl Links {
             gone_count: 0,
             left_count: 0,
             unmatched: Vec::new(),
+            connecting: Vec::new(),
+            admitted: 0,
             transport,
             core: 0,
         })
@@ -201,41 +206,6 @@ impl Links {
         Ok(is_ready)
     }
 
-    /// Finds out whether all ranks of this host map each other's memory. Two of them may not (other
-    /// users, a sandbox), which the others do not see: so each tells the others whether it maps
-    /// them all. False: some have not told yet.
-    fn agree_on_host(&mut self) -> Result<bool> {
-        if self.transport.capabilities().mapped || self.mappable.is_empty() {
-            return Ok(true);
-        }
-        let mappable = std::mem::take(&mut self.mappable);
-        let maps_all = mappable.iter().all(|&peer| self.transport.maps(peer));
-        let (sequence, lane) = AGREEMENT;
-        let line = Line {
-            stamp: Line::stamp_of(sequence, 0),
-            signature: Signature(0),
-            payload: std::array::from_fn(|_| u64::from(maps_all)),
-        };
-        let mut told = self.told;
-        let sent = self.signal(&mappable[told as usize..], AGREEMENT, &line, &mut told);
-        (self.mappable, self.told) = (mappable, told);
-        let has_told = |peer: Rank| self.arrived(peer, sequence, lane).is_some();
-        let is_known = |&peer: &Rank| has_told(peer) || self.gone(peer).is_some();
-        if !sent? || !self.mappable.iter().all(is_known) {
-            return Ok(false);
-        }
-        let says_yes = |peer: Rank| kernel::load::<u64>(self.mail(peer, sequence, lane), 0) == 1;
-        let answers = self.mappable.iter();
-        let is_yes = |&peer: &Rank| has_told(peer) && says_yes(peer);
-        self.maps_host = maps_all && answers.clone().all(is_yes);
-        // What is left of the lines would be taken for the latest operation of the peers.
-        answers.for_each(|&peer| {
-            let offset = self.layout.line(sequence, lane, peer);
-            kernel::store(self.control.part(offset, CACHE_LINE_BYTES), 0, 0u64);
-        });
-        Ok(true)
-    }
-
     /// Makes this rank's control memory and window known to a connected peer, and maps the peer's.
     /// True when both are done.
     fn map_peer(&mut self, peer: Rank) -> Result<bool> {
@@ -246,7 +216,8 @@ impl Links {
         let contact = &self.contacts[peer as usize];
         let (their_control, their_window) = (contact.control_key, contact.window_key);
         for (key, needed) in [(self.control_key, true), (self.window_key, mapped)] {
-            let is_wanted = needed && self.gone(peer).is_none();
+            let is_there = self.gone(peer).is_none() || self.connecting.contains(&peer);
+            let is_wanted = needed && is_there;
             if is_wanted && is_blocked(self.transport.export(peer, key))? {
                 return Ok(false);
             }
@@ -497,9 +468,9 @@ impl Links {
             .is_some_and(|(done, sequence)| sequence < done)
     }
 
-    /// How many peers have failed or left.
-    pub fn peers_ended(&self) -> u32 {
-        self.gone_count + self.left_count
+    /// Changes when a peer has failed or left, or has been connected in place of one that had.
+    pub fn peers_changed(&self) -> u32 {
+        self.gone_count + self.left_count + 3 * self.admitted
     }
 
     /// Why a peer is gone, if it is.

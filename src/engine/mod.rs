@@ -30,6 +30,7 @@
 mod arguments;
 mod at_once;
 mod chunk_ring;
+mod connecting;
 mod control;
 #[cfg(test)]
 mod control_tests;

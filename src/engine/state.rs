@@ -89,3 +89,11 @@ pub struct Notices {
     /// Whether some wait for room.
     pub has_unsent: bool,
 }
+
+impl Notices {
+    /// Forgets those of a peer, and to it.
+    pub fn forget_peer(&mut self, peer: Rank) {
+        self.arrived.retain(|(of, _)| *of != peer);
+        self.unsent.retain(|(to, _)| *to != peer);
+    }
+}

@@ -146,6 +146,14 @@ impl Tagged {
         self.waiting.clear();
     }
 
+    /// Forgets what a peer has sent, and how much was sent to it.
+    pub fn forget_peer(&mut self, peer: Rank) {
+        self.sent[peer as usize] = 0;
+        self.next[peer as usize] = 0;
+        self.messages.retain(|message| message.peer != peer);
+        self.early.retain(|message| message.peer != peer);
+    }
+
     /// Notes a message that has come. Returns an error if no correct peer sends it.
     pub fn note(&mut self, peer: Rank, first: u64) -> std::result::Result<(), String> {
         let ahead = self.distance(peer, first);

@@ -32,6 +32,9 @@ pub enum Entry {
     Request(u32),
     /// Wait no more for a worker, which others have waited for too long.
     Evict(u32),
+    /// Another process takes the place of a worker that has ended: its pushes and requests are
+    /// counted from 0 on. It is there when it asks for something.
+    Replace(u32),
 }
 
 /// See the module.
@@ -122,7 +125,35 @@ impl Ledger {
                 self.living[worker as usize] = false;
                 self.gone[worker as usize] = true;
             }
+            Entry::Replace(worker) => self.forget(worker as usize),
         }
+    }
+
+    /// Nothing is known of the process that has the place of a worker.
+    fn forget(&mut self, at: usize) {
+        self.living[at] = false;
+        self.gone[at] = false;
+        self.skipped[at] = false;
+        self.arrived[at].fill(0);
+        (self.numbered[at], self.base[at]) = (0, 0);
+        (self.asked[at], self.ordered[at]) = (0, 0);
+    }
+
+    /// Gives the place of a worker to another process, in the order too. False: it cannot be given
+    /// now, because the worker is there, or has pushed in a round that is not over.
+    pub fn replace(&mut self, worker: u32) -> bool {
+        let at = worker as usize;
+        if !self.leads || self.living[at] || self.open[at] {
+            return false;
+        }
+        self.forget(at);
+        self.order.push_back(Entry::Replace(worker));
+        true
+    }
+
+    /// Whether a worker is there.
+    pub fn is_living(&self, worker: u32) -> bool {
+        self.living[worker as usize]
     }
 
     /// A worker that asks for something is there again, and has pushed as often as the slowest one;

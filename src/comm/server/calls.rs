@@ -51,6 +51,11 @@ impl Calls {
         }
         worker.start_return()?;
         self.wait(worker, "attach", Worker::is_idle)?;
+        self.come_back(worker)
+    }
+
+    /// Has the servers wait for this worker again.
+    pub fn come_back(&self, worker: &mut Worker) -> Result<()> {
         let version = self.ask(worker, &Request::Attach, "attach")?;
         worker.end_return(version);
         Ok(())

@@ -125,13 +125,25 @@ impl MappedGradients {
         }
     }
 
+    /// What a worker has told of is over.
+    pub fn forget(&mut self, worker: usize) {
+        self.known[worker] = Known::Nothing;
+    }
+
     /// Maps what workers have told of, and tells them whether it could.
-    pub fn note(&mut self, shared: &Shared, server: usize, signals: &mut Signals) -> Result<()> {
+    pub fn note(
+        &mut self,
+        shared: &Shared,
+        server: usize,
+        is_there: impl Fn(usize) -> bool,
+        signals: &mut Signals,
+    ) -> Result<()> {
         let (layout, way) = (&shared.layout, (&shared.comm, &shared.words));
         for (worker, known) in self.known.iter_mut().enumerate() {
             let [key, offset] =
                 [0, 1].map(|at| shared.words.load(layout.gradient_region(worker) + at));
-            if !matches!(known, Known::Nothing) || key == 0 || offset == 0 {
+            let is_new = matches!(known, Known::Nothing) && is_there(worker);
+            if !is_new || key == 0 || offset == 0 {
                 continue;
             }
             let rank = layout.workers[worker];

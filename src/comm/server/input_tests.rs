@@ -5,6 +5,7 @@ use super::layout::word_of;
 use super::thread_tests::{ranks, tensors};
 use super::*;
 use crate::staleness::{Ledger, Release};
+use crate::types::Rank;
 use half::bf16;
 use std::slice::from_ref;
 use std::time::Duration;

@@ -47,6 +47,8 @@ pub const LIES_THERE: u32 = 1 << 31;
 pub struct Layout {
     pub servers: Vec<Rank>,
     pub workers: Vec<Rank>,
+    /// Of the workers, the last so many, whose processes come later.
+    pub spares: usize,
     /// Servers that have the same shard.
     pub copies: usize,
     pub gradients: DataType,
@@ -61,7 +63,8 @@ pub struct Layout {
 
 impl Layout {
     pub fn new(tensors: &[TensorSpec], options: &ServerOptions, ranks: u32) -> Result<Layout> {
-        let (servers, workers) = options.check(ranks)?;
+        let (servers, mut workers) = options.check(ranks)?;
+        workers.extend(ranks..ranks + options.spares);
         let gradients = tensors.first().map_or(DataType::F32, |first| first.dtype);
         let is_other = |one: &&TensorSpec| one.dtype != gradients || !is_float(one.dtype);
         if let Some(other) = tensors.iter().find(is_other) {
@@ -90,6 +93,7 @@ impl Layout {
         Ok(Layout {
             per_shard: if is_whole { per_shard } else { total / shards },
             copies,
+            spares: options.spares as usize,
             gradients,
             pulls: options.pulls,
             slots: options.slots as usize,
@@ -98,6 +102,11 @@ impl Layout {
             servers,
             workers,
         })
+    }
+
+    /// Ranks that there can be, of `ranks` that there were at the beginning.
+    pub fn slots(&self, ranks: u32) -> u32 {
+        ranks + self.spares as u32
     }
 
     pub fn shards(&self) -> usize {

@@ -44,6 +44,9 @@ pub struct Leading {
     /// The words of the order, as the others have them; of those to come in the second leader.
     order: Vec<u64>,
     workers: Vec<Told>,
+    /// By worker: how often its place was given to another process, and whether that has not come
+    /// yet: then its words are those of the one before.
+    replaced: Vec<(u64, bool)>,
     /// Of the second leader: the entries that it has said to have, and since when it waits for the
     /// others.
     confirmed: u64,
@@ -90,6 +93,7 @@ impl Leading {
             decisions: VecDeque::new(),
             order: vec![0; layout.order_len()],
             workers: vec![Told::default(); workers],
+            replaced: vec![(0, false); workers],
             confirmed: 0,
             waits_since: None,
             has_told_end: false,
@@ -123,6 +127,35 @@ impl Leading {
         }
     }
 
+    /// Gives the place of a worker to another process; gives how often that was done. `None`: it
+    /// cannot be given now.
+    pub fn replace(&mut self, worker: usize) -> Option<u64> {
+        let is_given = !self.has_told_end && self.ledger.replace(worker as u32);
+        is_given.then(|| {
+            self.await_next(worker);
+            self.replaced[worker].0
+        })
+    }
+
+    fn await_next(&mut self, worker: usize) {
+        let (count, is_awaited) = &mut self.replaced[worker];
+        *count += 1;
+        *is_awaited = true;
+    }
+
+    /// All that this server has told the worker that had this place is over.
+    pub fn forget(&mut self, worker: usize) {
+        self.workers[worker] = Told::default();
+        let workers = self.workers.len();
+        let of_worker = self.skipped.iter_mut().skip(worker).step_by(workers);
+        of_worker.for_each(|known| *known = 0);
+    }
+
+    /// The words of a worker are those of the process that has its place now.
+    pub fn let_in(&mut self, worker: usize) {
+        self.replaced[worker].1 = false;
+    }
+
     /// A server has failed.
     pub fn lose(&mut self, server: usize) -> Result<()> {
         self.ledger.lose(server as u32, self.shared.now())
@@ -135,7 +168,15 @@ impl Leading {
         let now = self.shared.now();
         for (worker, &come) in come.iter().enumerate() {
             let number = worker as u32;
-            for server in 0..layout.servers.len() {
+            if self.replaced[worker].1 {
+                continue;
+            }
+            let servers = match self.ledger.is_living(number) {
+                true => layout.servers.len(),
+                // What they have of one who was replaced is not up to date.
+                false => 0,
+            };
+            for server in 0..servers {
                 if server == self.index {
                     self.ledger.arrive(server as u32, number, come, now)?;
                     continue;
@@ -170,6 +211,9 @@ impl Leading {
         let place = self.told as usize % self.order.len();
         self.order[place] = word;
         self.told += 1;
+        if let Entry::Replace(worker) = entry {
+            self.await_next(worker as usize);
+        }
         self.ledger.follow(entry);
     }
 

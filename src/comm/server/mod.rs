@@ -25,10 +25,13 @@
 mod asking;
 mod calls;
 mod checkpoint;
+mod coming;
+mod door;
 mod gradients;
 mod layout;
 mod leading;
 mod living;
+mod opening;
 mod operations;
 mod options;
 mod order;
@@ -40,12 +43,15 @@ mod shard;
 mod shared;
 mod signals;
 mod simulated;
+mod spoken;
 mod versions;
 mod weights;
 mod worker;
 
 #[cfg(test)]
 mod input_tests;
+#[cfg(test)]
+mod join_tests;
 #[cfg(test)]
 mod request_tests;
 #[cfg(test)]
@@ -60,28 +66,26 @@ pub use report::{Decisions, ServerReport};
 pub use simulated::{SimulatedServer, Training};
 pub use worker::Answer;
 
-use self::calls::{Calls, PATIENCE, gathered};
-use self::checkpoint::text_of;
+use self::calls::{Calls, gathered};
+use self::coming::DoorAddress;
+use self::opening::{Made, check_alike};
 use self::options::check_rate;
 use self::request::Request;
 use self::weights::UpdateFn;
-use super::driving::Manner;
 use super::{Buffer, Communicator};
 use crate::bootstrap::note;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
 use crate::memory::Element;
 use crate::optimizer::Optimizer;
 use crate::staleness::Staleness;
-use crate::types::{DataType, Rank};
+use crate::types::DataType;
 use crate::wait::BackgroundThread;
-use layout::Layout;
 use service::Service;
-use shard::Shard;
-use shared::Shared;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use worker::Worker;
 
 /// The weights of a model on some ranks, for workers that push gradients and pull weights. See
@@ -93,6 +97,7 @@ use worker::Worker;
 /// shard ([`ServerOptions::replicas`]).
 pub struct ParameterServer {
     calls: Calls,
+    address: DoorAddress,
 }
 
 impl ParameterServer {
@@ -199,26 +204,14 @@ impl ParameterServer {
         options: ServerOptions,
         function: Option<UpdateFn>,
     ) -> Result<ParameterServer> {
-        let comm = comm.duplicate_apart()?;
+        comm.check_can_wait("ParameterServer::new")?;
         let has_function = function.is_some();
-        let rule = if has_function {
-            "a function"
-        } else {
-            "an optimizer"
-        };
-        let own = format!("{tensors:?} {options:?} and {rule}");
-        for (rank, theirs) in (0..).zip(comm.gather_blobs(own.as_bytes())?) {
-            if theirs != own.as_bytes() {
-                return Err(Error::invalid(format!(
-                    "rank {rank} makes a parameter server with other tensors or options than rank {}: {}; here {own}: all ranks give the same",
-                    comm.rank(),
-                    String::from_utf8_lossy(&theirs)
-                )));
-            }
-        }
+        check_alike(comm, &tensors, &options, has_function)?;
         let mode = options.staleness;
-        let (shared, shard, worker) = open(comm, &tensors, options, function)?;
-        if matches!(mode, Staleness::Dssp { .. }) && mode.drift_max().is_none() && shared.is_first()
+        let made = opening::open(comm, &tensors, options, function)?;
+        if matches!(mode, Staleness::Dssp { .. })
+            && mode.drift_max().is_none()
+            && made.shared.is_first()
         {
             static TOLD: Once = Once::new();
             TOLD.call_once(|| {
@@ -227,15 +220,17 @@ impl ParameterServer {
                 );
             });
         }
-        let driving = shared.comm.driving()?;
-        while !shared.is_ready()? {
-            driving.attend((PATIENCE, Manner::Brief), || false, |_| false);
-        }
+        let Made {
+            shared,
+            shard,
+            worker,
+        } = made;
         let service = shard.map(|shard| {
             let process = shared.comm.inner.driving.process();
             let service = Arc::new(Service::new(shared.clone(), shard));
             BackgroundThread::start(service, process, "linerate-shard")
         });
+        let address = DoorAddress::of(&shared);
         let calls = Calls {
             tensors,
             has_function,
@@ -243,7 +238,107 @@ impl ParameterServer {
             service: service.transpose()?,
             shared,
         };
-        Ok(ParameterServer { calls })
+        Ok(ParameterServer { calls, address })
+    }
+
+    /// Where a process that comes later finds this parameter server: for
+    /// [`ParameterServer::join`]. Equal on all ranks, and good as long as a server of the first
+    /// shard serves. On one host it holds for processes of the same user; across hosts a process
+    /// needs the same `LINERATE_SECRET` as all others.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn address(&self) -> Result<String> {
+        self.calls.shared.comm.driving()?;
+        Ok(self.address.to_string())
+    }
+
+    /// Joins a parameter server that is running, in a process that was started later. It takes the
+    /// first free place of a worker: that of one that has ended or was evicted, or one of
+    /// [`ServerOptions::spares`]. It begins with the drift of the slowest worker, as one that has
+    /// pushed as often as that, and there are weights: it pulls them and goes on with
+    /// [`step`](ParameterServer::step). The servers serve meanwhile.
+    ///
+    /// `address` is that of [`ParameterServer::address`]; tensors and options are those that all
+    /// others have given to [`ParameterServer::new`]. The transport is theirs. Waits, at most for
+    /// [`Config::timeout`], until a place is free.
+    ///
+    /// ```
+    /// use linerate::options::ServerOptions;
+    /// use linerate::{Buffer, Communicator, Config, DataType, ParameterServer, TensorSpec};
+    /// use std::sync::mpsc::channel;
+    /// let job = format!("join-{}", std::process::id());
+    /// let tensor = TensorSpec { name: "weights".into(), count: 100, dtype: DataType::F32 };
+    /// let options = ServerOptions { servers: vec![0], spares: 1, rate: 1.0, ..Default::default() };
+    /// let (tell, address) = channel();
+    /// let train = |server: ParameterServer| -> linerate::Result<f32> {
+    ///     let weights = [Buffer::from_vec(vec![0f32; 100])];
+    ///     server.pull(&weights)?;
+    ///     server.step(&[Buffer::from_vec(vec![1f32; 100])], &weights)?;
+    ///     server.finish()?;
+    ///     Ok(weights[0].to_vec()?[0])
+    /// };
+    /// std::thread::scope(|scope| {
+    ///     for rank in 0..2 {
+    ///         let (job, tensor, options, tell) = (&job, &tensor, &options, tell.clone());
+    ///         scope.spawn(move || {
+    ///             let comm = Communicator::join(rank, 2, job, Config::default()).unwrap();
+    ///             let server = ParameterServer::new(&comm, vec![tensor.clone()], options.clone());
+    ///             let server = server.unwrap();
+    ///             if rank == 0 {
+    ///                 return drop(server.finish().unwrap());
+    ///             }
+    ///             server.init(&[Buffer::from_vec(vec![9f32; 100])]).unwrap();
+    ///             tell.send(server.address().unwrap()).unwrap();
+    ///             // The two workers push once each, and the weights follow the mean of both.
+    ///             assert!(train(server).unwrap() <= 8.0);
+    ///         });
+    ///     }
+    ///     // Usually in another process.
+    ///     let (tensors, address) = (vec![tensor.clone()], address.recv().unwrap());
+    ///     let server = ParameterServer::join(&address, tensors, options.clone(), Config::default());
+    ///     let server = server.unwrap();
+    ///     assert_eq!(server.worker(), Some(1));
+    ///     assert!(train(server).unwrap() <= 8.0);
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: an option is out of range, or this is no such address.
+    /// [`Error::Bootstrap`]: nobody listens there, no place is free in time, the workers have
+    /// finished, or tensors or options differ.
+    pub fn join(
+        address: &str,
+        tensors: Vec<TensorSpec>,
+        options: ServerOptions,
+        config: Config,
+    ) -> Result<ParameterServer> {
+        let evict_after = options.evict_after;
+        let come = coming::come(address, &tensors, &options, config)?;
+        let shared = Arc::new(come.shared);
+        let worker = Worker::new(shared.clone(), come.worker, evict_after)?;
+        let calls = Calls {
+            tensors,
+            has_function: come.has_function,
+            worker: Some(Mutex::new(worker)),
+            service: None,
+            shared,
+        };
+        let mut worker = calls.worker("join")?;
+        calls.wait(&mut worker, "join", Worker::is_ready)?;
+        drop(come.talks);
+        worker.begin();
+        calls.come_back(&mut worker)?;
+        drop(worker);
+        let address = DoorAddress::parse(address)?;
+        Ok(ParameterServer { calls, address })
+    }
+
+    /// The number of this rank as a worker; `None`: it is none.
+    pub fn worker(&self) -> Option<u32> {
+        let (rank, layout) = (self.calls.shared.comm.rank(), &self.calls.shared.layout);
+        let at = layout.workers.iter().position(|&worker| worker == rank);
+        at.map(|at| at as u32)
     }
 
     /// Gives the weights to begin with, one buffer for each tensor. Every worker calls it, once,
@@ -469,32 +564,4 @@ impl std::fmt::Debug for ParameterServer {
             .field("workers", &self.calls.shared.layout.workers)
             .finish_non_exhaustive()
     }
-}
-
-/// Makes the windows, and what this rank does with them.
-fn open(
-    comm: Communicator,
-    tensors: &[TensorSpec],
-    options: ServerOptions,
-    function: Option<UpdateFn>,
-) -> Result<(Arc<Shared>, Option<Shard>, Option<Worker>)> {
-    let layout = Layout::new(tensors, &options, comm.ranks())?;
-    comm.driving()?.engine().tolerate_failures();
-    let place = |ranks: &[Rank]| ranks.iter().position(|&rank| rank == comm.rank());
-    let (server, worker) = (place(&layout.servers), place(&layout.workers));
-    let bytes = server.map_or(0, |shard| layout.server_bytes(shard));
-    let data = comm.start_window(&comm.alloc::<u8>(bytes)?)?;
-    let words = comm.start_window(&comm.alloc::<u64>(layout.words())?)?;
-    let shared = Arc::new(Shared {
-        comm,
-        layout,
-        tensors: text_of(tensors),
-        data,
-        words,
-        gradients: OnceLock::new(),
-    });
-    let evict_after = options.evict_after;
-    let shard = server.map(|shard| Shard::new(shared.clone(), shard, options, function));
-    let worker = worker.map(|number| Worker::new(shared.clone(), number, evict_after));
-    Ok((shared, shard.transpose()?, worker.transpose()?))
 }

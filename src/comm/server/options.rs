@@ -1,6 +1,7 @@
 //! [`ServerOptions`]: who serves, who trains, and how weights follow gradients.
 
 use crate::error::{Error, Result};
+use crate::limits::RANKS_MAX;
 use crate::optimizer::Optimizer;
 use crate::staleness::Staleness;
 use crate::types::{DataType, Rank};
@@ -36,6 +37,9 @@ pub struct ServerOptions {
     /// The ranks that push and pull, in the order of their numbers as workers; empty: all ranks
     /// that are no servers, or all ranks if every one is a server.
     pub workers: Vec<Rank>,
+    /// Places for workers that come later ([`ParameterServer::join`](super::ParameterServer::join)),
+    /// besides those of workers that end. Each takes memory of every server, as a worker does.
+    pub spares: u32,
     /// How far workers may run ahead of the slowest one.
     pub staleness: Staleness,
     /// How weights follow gradients.
@@ -61,6 +65,7 @@ impl Default for ServerOptions {
             servers: Vec::new(),
             replicas: 0,
             workers: Vec::new(),
+            spares: 0,
             staleness: Staleness::Bsp,
             optimizer: Optimizer::sgd(),
             rate: 0.01,
@@ -118,6 +123,12 @@ impl ServerOptions {
                     named[at]
                 )));
             }
+        }
+        if self.spares > RANKS_MAX - ranks.min(RANKS_MAX) {
+            return Err(Error::invalid(format!(
+                "ServerOptions: {} spares besides {ranks} ranks: {RANKS_MAX} in all at most",
+                self.spares
+            )));
         }
         let all: Vec<Rank> = (0..ranks).collect();
         let servers = match self.servers.is_empty() {

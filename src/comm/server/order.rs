@@ -8,6 +8,7 @@ const PUSH: u32 = 0;
 const END_OF_ROUND: u32 = 1 << 28;
 const REQUEST: u32 = 2 << 28;
 const EVICT: u32 = 3 << 28;
+const REPLACE: u32 = 4 << 28;
 const KIND: u32 = 7 << 28;
 
 /// Of a push.
@@ -31,6 +32,7 @@ pub fn value_of(entry: Entry) -> u32 {
         Entry::EndOfRound => END_OF_ROUND,
         Entry::Request(worker) => REQUEST | worker,
         Entry::Evict(worker) => EVICT | worker,
+        Entry::Replace(worker) => REPLACE | worker,
     }
 }
 
@@ -46,6 +48,7 @@ pub fn entry_of(value: u32, workers: usize) -> Option<Entry> {
         END_OF_ROUND => Entry::EndOfRound,
         REQUEST => Entry::Request(worker),
         EVICT => Entry::Evict(worker),
+        REPLACE => Entry::Replace(worker),
         _ => return None,
     };
     ((worker as usize) < workers).then_some(entry)
@@ -68,7 +71,8 @@ mod tests {
                 };
                 assert_eq!(entry_of(value_of(push), workers), Some(push));
             }
-            for entry in [Entry::Request(worker), Entry::Evict(worker)] {
+            let of_worker = [Entry::Request, Entry::Evict, Entry::Replace];
+            for entry in of_worker.map(|kind| kind(worker)) {
                 assert_eq!(entry_of(value_of(entry), workers), Some(entry));
                 assert_eq!(entry_of(value_of(entry), worker as usize), None);
             }

@@ -3,6 +3,7 @@
 use super::thread_tests::{TRANSPORTS, gradient, ranks, tensors};
 use super::*;
 use crate::staleness::Staleness;
+use crate::types::Rank;
 use half::bf16;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

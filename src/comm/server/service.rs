@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// Longest sleep while nothing comes.
 const IDLE: Duration = Duration::from_millis(50);
+/// Longest sleep while a process is let in.
+const LETTING_IN: Duration = Duration::from_millis(2);
 /// Longest sleep while only the ends of its own operations are waited for.
 const ENDING: Duration = Duration::from_micros(100);
 
@@ -57,6 +59,7 @@ impl Service {
         match &state.end {
             Some(end) => end.clone().map(|()| None),
             None if state.shard.is_ending() => Ok(Some(ENDING)),
+            None if state.shard.lets_in() => Ok(Some(LETTING_IN)),
             None => Ok(Some(IDLE)),
         }
     }

@@ -3,7 +3,10 @@
 //! Nothing here waits: [`Shard::turn`] does what can be done now. Servers tell the leaders what has
 //! come ([`Leading`]), and those tell them the order.
 
+mod places;
+
 use super::checkpoint::{self, Checkpoint, Rule};
+use super::door::Door;
 use super::gradients::MappedGradients;
 use super::layout::{BY_LOAD, LIES_THERE, LOST, SKIPPED, parts_of, word_of};
 use super::leading::Leading;
@@ -37,9 +40,18 @@ struct Pushes {
     waiting: VecDeque<(u32, View)>,
     /// It pushes no more.
     is_finished: bool,
-    /// Its words, as this server has made them: the last answer, and what is applied.
+    /// It was taken out, and its process may be there.
+    is_evicted: bool,
+    /// Its place was given to a process that has not come: its words are those of the one before.
+    is_awaited: bool,
+    /// Its words, as this server has made them: the last answer, and what is applied; and what was
+    /// added to the words of leaders that count its pushes here.
     answered: u64,
     applied: u64,
+    told: u64,
+    /// How often its place was given to another process, and the signals that say so to leaders.
+    replaced: u64,
+    told_by: u64,
 }
 
 /// See the module.
@@ -53,6 +65,8 @@ pub struct Shard {
     /// Of the servers of the first shard.
     leading: Option<Leading>,
     living: Living,
+    /// Where processes come that take the places of workers.
+    pub door: Option<Door>,
     /// The server whose order this one does.
     leader: usize,
     signals: Signals,
@@ -85,21 +99,27 @@ impl Shard {
         let layout = &shared.layout;
         let workers = layout.workers.len();
         let leads = index < layout.leaders();
+        let spares = workers - layout.spares..;
         let leading = leads.then(|| {
-            Leading::new(
+            let mut leading = Leading::new(
                 shared.clone(),
                 index,
                 options.staleness,
                 options.evict_after,
-            )
+            )?;
+            (spares.clone().take(layout.spares)).for_each(|spare| leading.detach(spare, true));
+            Ok(leading)
         });
+        let mut of_workers = vec![Pushes::default(); workers];
+        (of_workers[spares].iter_mut()).for_each(|spare| spare.is_finished = true);
         Ok(Shard {
             leading: leading.transpose()?,
+            door: None,
             living: Living::new(layout),
             leader: 0,
             gradients: MappedGradients::new(workers),
             signals: Signals::new(),
-            workers: vec![Pushes::default(); workers],
+            workers: of_workers,
             queue: VecDeque::new(),
             numbered: 0,
             open: Vec::new(),
@@ -127,13 +147,19 @@ impl Shard {
         let words = self.shared.layout.server_words();
         self.seen.0 = words.map(|at| self.word(at)).collect();
         self.begin()?;
+        let is_there = |worker: usize| !self.workers[worker].is_awaited;
         self.gradients
-            .note(&self.shared, self.index, &mut self.signals)?;
+            .note(&self.shared, self.index, is_there, &mut self.signals)?;
         self.note_pushes()?;
         self.note_ends()?;
         self.read_order()?;
         self.make_order()?;
         self.follow_order()?;
+        if let Some(mut door) = self.door.take() {
+            let turned = door.turn(self);
+            self.door = Some(door);
+            turned?;
+        }
         let layout = &self.shared.layout;
         let needed = self.living.needed(layout);
         self.signals.collect(&self.shared.comm, needed)?;
@@ -148,12 +174,17 @@ impl Shard {
     /// Whether something has come that a turn may go on with.
     pub fn has_news(&self, engine: &Engine) -> bool {
         let mut places = self.shared.layout.server_words().zip(&self.seen.0);
-        places.any(|(at, &seen)| self.word(at) != seen) || engine.peers_ended() != self.seen.1
+        places.any(|(at, &seen)| self.word(at) != seen) || engine.peers_changed() != self.seen.1
     }
 
     /// All workers have finished: what is left to be waited for is no news.
     pub fn is_ending(&self) -> bool {
         self.workers.iter().all(|pushes| pushes.is_finished)
+    }
+
+    /// A process is coming in place of a worker.
+    pub fn lets_in(&self) -> bool {
+        self.door.as_ref().is_some_and(Door::is_busy)
     }
 
     /// By worker: how many of its pushes have been applied.
@@ -206,6 +237,9 @@ impl Shard {
         pushes.resize_with(layout.workers.len(), || 0);
         for ((&worker, pushes), known) in layout.workers.iter().zip(pushes).zip(&mut self.workers) {
             known.before = pushes;
+            if known.is_finished {
+                continue;
+            }
             let place = (worker, layout.resumed(self.index));
             self.signals.add(way, place, pushes + 1)?;
             let place = (worker, layout.ready(self.index));
@@ -223,7 +257,7 @@ impl Shard {
             let pushes = &mut self.workers[worker];
             let (count, pulled) = parts_of(word);
             let new = count.wrapping_sub(pushes.come as u32);
-            if new == 0 {
+            if new == 0 || pushes.is_awaited {
                 continue;
             }
             pushes.come += u64::from(new);
@@ -274,6 +308,8 @@ impl Shard {
             let place = (layout.servers[leader], layout.arrived(self.index, worker));
             (self.signals).add((&shared.comm, &shared.words), place, add)?;
         }
+        let told = &mut self.workers[worker].told;
+        *told = told.wrapping_add(add);
         Ok(())
     }
 
@@ -305,7 +341,7 @@ impl Shard {
         let shared = self.shared.clone();
         let layout = &shared.layout;
         let engine = shared.comm.driving()?.engine();
-        self.seen.1 = engine.peers_ended();
+        self.seen.1 = engine.peers_changed();
         let (leader, index) = (self.leader, self.index);
         let has_told_end = self.leading.as_ref().is_some_and(Leading::has_told_end);
         let is_complete = has_told_end || shared.words.load(layout.ended(leader)) != 0;
@@ -437,6 +473,7 @@ impl Shard {
                 Entry::EndOfRound => {}
                 Entry::Request(worker) => self.answer(worker as usize)?,
                 Entry::Evict(worker) => self.evict(worker as usize)?,
+                Entry::Replace(worker) => self.forget(worker as usize)?,
             }
             if updates {
                 self.update()?;
@@ -551,6 +588,7 @@ impl Shard {
         if !std::mem::replace(&mut self.workers[worker].is_finished, true) {
             self.counts.lost.push(rank);
         }
+        self.workers[worker].is_evicted = true;
         if self.leading.is_some() {
             let place = (rank, shared.layout.evicted());
             self.signals.add((&shared.comm, &shared.words), place, 1)?;

@@ -10,9 +10,20 @@ const BATCH: usize = 64;
 /// See the module.
 pub struct Signals {
     free: Vec<Buffer<u64>>,
-    under_way: Vec<(Operation, Buffer<u64>, Rank)>,
+    under_way: Vec<Sent>,
+    /// How many have been started.
+    started: u64,
     /// Ranks for which nobody waits.
     left: Vec<Rank>,
+}
+
+struct Sent {
+    /// Counted from 1 on.
+    number: u64,
+    operation: Operation,
+    /// Where the word comes as it was before.
+    room: Buffer<u64>,
+    rank: Rank,
 }
 
 impl Signals {
@@ -20,6 +31,7 @@ impl Signals {
         Signals {
             free: Vec::new(),
             under_way: Vec::new(),
+            started: 0,
             left: Vec::new(),
         }
     }
@@ -42,7 +54,13 @@ impl Signals {
     ) -> Result<()> {
         let room = self.room(comm)?;
         let operation = words.fetch_and_add(rank, at, add, &room)?;
-        self.under_way.push((operation, room, rank));
+        self.started += 1;
+        self.under_way.push(Sent {
+            number: self.started,
+            operation,
+            room,
+            rank,
+        });
         Ok(())
     }
 
@@ -63,10 +81,26 @@ impl Signals {
         self.left.push(rank);
     }
 
+    /// What is under way to a rank is waited for again: another process has its place.
+    pub fn stay(&mut self, rank: Rank) {
+        self.left.retain(|&left| left != rank);
+    }
+
+    /// How many operations have been started.
+    pub fn started(&self) -> u64 {
+        self.started
+    }
+
+    /// Whether the first `count` operations have ended, but those to ranks that were left.
+    pub fn has_ended(&self, count: u64) -> bool {
+        let mut all = self.under_way.iter();
+        all.all(|sent| sent.number > count || self.left.contains(&sent.rank))
+    }
+
     /// Whether all operations have ended and been collected, but those to ranks that were left.
     pub fn is_idle(&self) -> bool {
         let mut all = self.under_way.iter();
-        all.all(|(.., rank)| self.left.contains(rank))
+        all.all(|sent| self.left.contains(&sent.rank))
     }
 
     /// Takes memory back of operations that have ended.
@@ -80,18 +114,19 @@ impl Signals {
         }
         let driving = comm.driving()?;
         driving.drive_then(|engine| {
-            (self.under_way.iter_mut()).for_each(|(operation, ..)| operation.look(engine));
+            (self.under_way.iter_mut()).for_each(|sent| sent.operation.look(engine));
         });
         let mut at = 0;
         while at < self.under_way.len() {
-            if !self.under_way[at].0.is_over() {
+            if !self.under_way[at].operation.is_over() {
                 at += 1;
                 continue;
             }
-            let (operation, room, rank) = self.under_way.swap_remove(at);
-            self.free.push(room);
-            match operation.result() {
-                Err(Error::PeerFailed { .. } | Error::Left { .. }) if !needed.contains(&rank) => {}
+            let sent = self.under_way.swap_remove(at);
+            self.free.push(sent.room);
+            match sent.operation.result() {
+                Err(Error::PeerFailed { .. } | Error::Left { .. })
+                    if !needed.contains(&sent.rank) => {}
                 result => result?,
             }
         }

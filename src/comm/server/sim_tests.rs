@@ -2,7 +2,10 @@
 //! order, which replays to the same bits; and the drift stays within its bound.
 
 use super::leading::Mutant;
+use super::opening::open_simulated;
 use super::request::Request;
+use super::shard::Shard;
+use super::shared::Shared;
 use super::*;
 use crate::comm::Simulation;
 use crate::config::Config;
@@ -231,7 +234,11 @@ impl Rank {
         options: &ServerOptions,
         count: usize,
     ) -> Rank {
-        let (shared, shard, worker) = open(comm.clone(), tensors, options.clone(), None).unwrap();
+        let Made {
+            shared,
+            shard,
+            worker,
+        } = open_simulated(comm, tensors, options.clone()).unwrap();
         Rank {
             weights: worker.is_some().then(|| comm.alloc(count).unwrap()),
             gradient: comm.alloc(count).unwrap(),
@@ -425,7 +432,7 @@ fn replay(log: &[Entry], asker: u32) -> f32 {
                 updates = is_last;
             }
             Entry::Request(worker) if worker == asker => from = FROM.max(version + 1),
-            Entry::Request(_) | Entry::EndOfRound | Entry::Evict(_) => {}
+            Entry::Request(_) | Entry::EndOfRound | Entry::Evict(_) | Entry::Replace(_) => {}
         }
         if updates && !open.is_empty() {
             open.sort_unstable();

@@ -3,11 +3,12 @@
 //!
 //! Updates take no virtual time, as no local work of a simulation does.
 
+use super::ServerOptions;
+use super::opening::open_simulated;
 use super::report::ServerReport;
 use super::shard::Shard;
 use super::shared::Shared;
 use super::worker::Worker;
-use super::{ServerOptions, open};
 use crate::comm::{Buffer, Simulation};
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
@@ -72,11 +73,11 @@ impl SimulatedServer {
         options: &ServerOptions,
     ) -> Result<SimulatedServer> {
         let opened = simulation.communicators().iter().map(|comm| {
-            let (shared, shard, worker) = open(comm.clone(), tensors, options.clone(), None)?;
+            let made = open_simulated(comm, tensors, options.clone())?;
             Ok(SimulatedRank {
-                shared,
-                shard,
-                worker,
+                shared: made.shared,
+                shard: made.shard,
+                worker: made.worker,
                 is_served: false,
             })
         });

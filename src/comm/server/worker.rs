@@ -273,7 +273,7 @@ impl Worker {
         let shared = self.shared.clone();
         let layout = &shared.layout;
         let engine = shared.comm.driving()?.engine();
-        self.seen.1 = engine.peers_ended();
+        self.seen.1 = engine.peers_changed();
         let what = |_| format!("push {} of worker {}", self.clock, self.number);
         let has_ended = |_, rank| engine.has_ended(rank);
         let new = self.living.note(layout, &engine, has_ended, what)?;
@@ -304,7 +304,7 @@ impl Worker {
             || self.sends.iter().any(has_ended)
             || self.asking.has_news(engine)
             || self.pulling.has_news(engine)
-            || engine.peers_ended() != self.seen.1
+            || engine.peers_changed() != self.seen.1
     }
 
     /// The ranks of the servers that are there.

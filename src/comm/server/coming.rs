@@ -1,0 +1,309 @@
+//! How a process that comes later gets the place of a worker, and where it finds the servers.
+
+use super::layout::Layout;
+use super::opening::describe;
+use super::options::ServerOptions;
+use super::shared::Shared;
+use super::spoken::{Arrival, Place, Spoken};
+use crate::bootstrap::{self, Conversation, Message, Reunion};
+use crate::comm::connect::{LOOK_AGAIN, Origin};
+use crate::comm::fetching;
+use crate::comm::server::checkpoint::text_of;
+use crate::comm::slots::Opened;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::fusion::TensorSpec;
+use crate::limits::RANKS_MAX;
+use crate::time::Time;
+use crate::types::Rank;
+use crate::wait::Clock;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Pause before a process asks again for a place.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+/// How long nobody answers before a process gives up.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// Where a process finds the servers: the identity of their communicator, and the ranks that lead
+/// or may lead, each with the address of its host unless all ranks are on one.
+#[derive(Debug, PartialEq)]
+pub struct DoorAddress {
+    pub identity: u64,
+    pub leaders: Vec<(Rank, Option<IpAddr>)>,
+}
+
+impl DoorAddress {
+    pub fn parse(text: &str) -> Result<DoorAddress> {
+        let malformed = || {
+            Error::invalid(format!(
+                "'{text}' is no address of a parameter server: take what ParameterServer::address gives, such as 0123456789abcdef/0 or 0123456789abcdef/0@10.0.0.1,1@10.0.0.2"
+            ))
+        };
+        let (identity, leaders) = text.trim().split_once('/').ok_or_else(malformed)?;
+        let parse = |leader: &str| -> Option<(Rank, Option<IpAddr>)> {
+            let (rank, place) = match leader.split_once('@') {
+                Some((rank, place)) => (rank, Some(place.parse().ok()?)),
+                None => (leader, None),
+            };
+            let rank = rank.parse().ok().filter(|&rank: &Rank| rank < RANKS_MAX)?;
+            Some((rank, place))
+        };
+        let leaders = leaders.split(',').map(parse).collect::<Option<Vec<_>>>();
+        let identity = u64::from_str_radix(identity, 16).ok();
+        let (Some(identity), Some(leaders)) = (identity, leaders) else {
+            return Err(malformed());
+        };
+        Ok(DoorAddress { identity, leaders })
+    }
+
+    /// The servers, for a process that visits them.
+    fn reunion(&self, places: &[(Rank, IpAddr)], config: &Config) -> Result<Reunion> {
+        let most = places.iter().map(|(rank, _)| *rank as usize + 1).max();
+        let mut all = vec![Ipv4Addr::UNSPECIFIED.into(); most.unwrap_or(0)];
+        for &(rank, place) in places {
+            all[rank as usize] = place;
+        }
+        // It has no rank yet.
+        Reunion::new(self.identity, RANKS_MAX - 1, config, &all)
+    }
+
+    fn places(&self) -> Vec<(Rank, IpAddr)> {
+        let places = self.leaders.iter();
+        places
+            .filter_map(|&(rank, place)| Some((rank, place?)))
+            .collect()
+    }
+}
+
+impl std::fmt::Display for DoorAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}/", self.identity)?;
+        for (at, (rank, place)) in self.leaders.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            write!(f, "{comma}{rank}")?;
+            if let Some(place) = place {
+                write!(f, "@{place}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A process that comes.
+struct Comer<'a> {
+    address: DoorAddress,
+    text: &'a str,
+    clock: Clock,
+    begun: Time,
+    timeout: Duration,
+}
+
+impl Comer<'_> {
+    fn is_late(&self) -> bool {
+        self.clock.now().since(self.begun) > self.timeout
+    }
+
+    fn refused(&self, text: &str) -> Error {
+        Error::Bootstrap(format!(
+            "the parameter server at {} lets this process not in: {text}",
+            self.text
+        ))
+    }
+
+    /// Asks the servers that may lead until one gives a place: which one, and the conversation, for
+    /// as long as which the place is kept.
+    fn ask(&self, reunion: &Reunion, arguments: &str) -> Result<(Rank, Conversation, Place)> {
+        let mut heard = self.begun;
+        let mut last = "nobody listens there".to_string();
+        loop {
+            for &(leader, _) in &self.address.leaders {
+                let Some(mut conversation) = reunion.visit(leader, &self.clock)? else {
+                    continue;
+                };
+                conversation.say(&Spoken::Ask(arguments.into()).emit());
+                while let Some(answer) = self.hear(&mut conversation)? {
+                    match answer {
+                        None => std::thread::sleep(LOOK_AGAIN),
+                        Some(Spoken::Place(place)) => return Ok((leader, conversation, place)),
+                        Some(Spoken::Later(text)) => {
+                            heard = self.clock.now();
+                            last = text;
+                            break;
+                        }
+                        Some(_) => return Err(Error::Malformed("a place that is none".into())),
+                    }
+                    if self.is_late() {
+                        break;
+                    }
+                }
+            }
+            if self.is_late() || self.clock.now().since(heard) > SILENCE {
+                return Err(self.refused(&format!(
+                    "{last}; it may have ended, or be of another host or user, and all its processes have the same LINERATE_SECRET"
+                )));
+            }
+            std::thread::sleep(ASK_AGAIN);
+        }
+    }
+
+    /// What a server says; `None`: it says nothing more.
+    fn hear(&self, conversation: &mut Conversation) -> Result<Option<Option<Spoken>>> {
+        match conversation.hear() {
+            Err(_) => Ok(None),
+            Ok(None) => Ok(Some(None)),
+            Ok(Some(Message::Refused(text))) => Err(self.refused(&text)),
+            Ok(Some(message)) => match Spoken::parse(&message) {
+                Some(spoken) => Ok(Some(Some(spoken))),
+                None => Err(Error::Malformed(format!("a server said {message:?}"))),
+            },
+        }
+    }
+
+    /// Comes to all servers, and makes the memory of both known to the other.
+    fn come(
+        &self,
+        shared: &Shared,
+        place: &Place,
+        servers: &[(Rank, Vec<u8>)],
+        (reunion, leader): (&Reunion, (Rank, Conversation)),
+        contact: &[u8],
+    ) -> Result<Vec<Conversation>> {
+        let come = Spoken::Come(Arrival {
+            worker: place.worker,
+            count: place.count,
+            contact: contact.to_vec(),
+            parts: [shared.data.own_part(), shared.words.own_part()],
+        });
+        let mut talks = Vec::new();
+        let (leader, mut conversation) = (leader.0, Some(leader.1));
+        for (rank, _) in servers {
+            let known = (*rank == leader).then(|| conversation.take()).flatten();
+            let mut conversation = match known {
+                Some(conversation) => conversation,
+                None => reunion.visit(*rank, &self.clock)?.ok_or_else(|| {
+                    let text = format!("rank {rank}, a server, does not answer");
+                    self.refused(&text)
+                })?,
+            };
+            conversation.say(&come.emit());
+            talks.push(conversation);
+        }
+        shared.comm.connect_all(servers, || {
+            for conversation in &mut talks {
+                self.hear(conversation)?;
+            }
+            Ok(())
+        })?;
+        for ((rank, _), conversation) in servers.iter().zip(&mut talks) {
+            let [data, words] = place.parts[*rank as usize];
+            shared.data.set_part(*rank, data)?;
+            shared.words.set_part(*rank, words)?;
+            conversation.say(&Spoken::Here.emit());
+        }
+        Ok(talks)
+    }
+}
+
+/// A process that has a place: what it shares, the number of its worker, and the conversations in
+/// which the servers let it in, which go on until they have.
+pub struct Come {
+    pub shared: Shared,
+    pub worker: usize,
+    pub talks: Vec<Conversation>,
+    pub has_function: bool,
+}
+
+/// Takes a place of a worker of the parameter server at this address.
+pub fn come(
+    text: &str,
+    tensors: &[TensorSpec],
+    options: &ServerOptions,
+    config: Config,
+) -> Result<Come> {
+    config.check()?;
+    let address = DoorAddress::parse(text)?;
+    let clock = Clock::monotonic();
+    let comer = Comer {
+        begun: clock.now(),
+        timeout: config.timeout,
+        text,
+        clock,
+        address,
+    };
+    let places = comer.address.places();
+    let mut config = bootstrap::settle_towards(config, places.first().map(|(_, ip)| *ip))?;
+    let reunion = comer.address.reunion(&places, &config)?;
+    let (leader, conversation, place) = comer.ask(&reunion, &describe(tensors, options))?;
+    let layout = Layout::new(tensors, options, place.ranks)?;
+    let slots = layout.slots(place.ranks);
+    let rank = layout.workers.get(place.worker as usize).copied();
+    let (Some(rank), true) = (rank, place.contacts.len() == slots as usize) else {
+        let text = format!("place {} of {} ranks", place.worker, place.contacts.len());
+        return Err(Error::Malformed(text));
+    };
+    config.transport.clone_from(&place.transport);
+    config.verbs.local_rank.get_or_insert(rank);
+    let (config, _) = fetching::settle(config, slots, &comer.clock);
+    let opened = Opened::new(rank, slots, &config)?;
+    let contact = opened.contact.clone();
+    let mut known: Vec<(Rank, Vec<u8>)> = (0..).zip(place.contacts.iter().cloned()).collect();
+    known[rank as usize].1.clone_from(&contact);
+    known.retain(|(_, contact)| !contact.is_empty());
+    let comm = opened.finish(&known, Origin::new(comer.clock.clone())?)?;
+    let data = comm.window_of_slots(&comm.alloc::<u8>(0)?)?;
+    let words = comm.window_of_slots(&comm.alloc::<u64>(layout.words())?)?;
+    let is_server = |(rank, _): &&(Rank, Vec<u8>)| layout.servers.contains(rank);
+    let servers: Vec<(Rank, Vec<u8>)> = known.iter().filter(is_server).cloned().collect();
+    let contacts = known.iter().map(|(rank, contact)| {
+        let contact = bootstrap::RankContact::parse(contact)?;
+        Ok((*rank, contact.place))
+    });
+    let places = match places.is_empty() {
+        true => Vec::new(),
+        false => contacts.collect::<Result<Vec<(Rank, IpAddr)>>>()?,
+    };
+    let shared = Shared {
+        comm,
+        layout,
+        tensors: text_of(tensors),
+        data,
+        words,
+        gradients: OnceLock::new(),
+    };
+    let reunion = comer.address.reunion(&places, &config)?;
+    let way = (&reunion, (leader, conversation));
+    let talks = comer.come(&shared, &place, &servers, way, &contact)?;
+    Ok(Come {
+        shared,
+        worker: place.worker as usize,
+        has_function: place.has_function,
+        talks,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_survives_its_text_and_others_are_refused() {
+        let ip = |text: &str| Some(text.parse().unwrap());
+        for (identity, leaders) in [
+            (1, vec![(0, None)]),
+            (u64::MAX, vec![(3, None), (7, None)]),
+            (9, vec![(0, ip("10.0.0.1")), (1, ip("fd00::2"))]),
+        ] {
+            let address = DoorAddress { identity, leaders };
+            assert_eq!(DoorAddress::parse(&address.to_string()).unwrap(), address);
+        }
+        for text in ["", "1", "1/", "x/0", "1/-1", "1/0@here", "1/0,", "1/16384"] {
+            let error = DoorAddress::parse(text).unwrap_err().to_string();
+            assert!(
+                error.contains("ParameterServer::address"),
+                "{text}: {error}"
+            );
+        }
+    }
+}
