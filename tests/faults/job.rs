@@ -13,6 +13,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Processes of one job, and the file in which each rank says where it is: one byte per rank.
 pub struct Job {
     children: Vec<Child>,
+    /// Those whose rank another process has now.
+    replaced: Vec<Child>,
     pub name: String,
     places: PathBuf,
 }
@@ -45,25 +47,36 @@ impl Start<'_> {
         let places = std::env::temp_dir().join(format!("linerate-{unique}"));
         std::fs::write(&places, vec![b'-'; self.ranks as usize]).unwrap();
         let name = self.name.clone().unwrap_or(unique);
+        let mut job = Job {
+            children: Vec::new(),
+            replaced: Vec::new(),
+            name,
+            places,
+        };
+        job.children = (0..self.ranks).map(|rank| self.child(rank, &job)).collect();
+        job
+    }
+
+    /// Starts a process in place of one of a job, which has been told to end.
+    pub fn spawn_instead(&self, job: &mut Job, rank: Rank) {
+        let child = self.child(rank, job);
+        let old = std::mem::replace(&mut job.children[rank as usize], child);
+        job.replaced.push(old);
+    }
+
+    fn child(&self, index: Rank, job: &Job) -> Child {
         // A shell's background jobs ignore interruptions, and so does what they start.
         let start = "exec env --default-signal=INT \"$0\" \"$@\"";
         let script = format!("{} {start}", self.shell);
-        let child = |index: u32| {
-            let mut command = within(&["sh", "-c", &script], &rank(self.role, index, self.ranks));
-            command
-                .env("LINERATE_TEST_PLACES", &places)
-                .env("LINERATE_JOB", &name)
-                .envs(self.environment.iter().map(|(name, value)| (name, value)));
-            if let Some(user) = self.user {
-                command.uid(user).gid(user);
-            }
-            Child::start(&mut command)
-        };
-        Job {
-            children: (0..self.ranks).map(child).collect(),
-            name,
-            places,
+        let mut command = within(&["sh", "-c", &script], &rank(self.role, index, self.ranks));
+        command
+            .env("LINERATE_TEST_PLACES", &job.places)
+            .env("LINERATE_JOB", &job.name)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
         }
+        Child::start(&mut command)
     }
 }
 
@@ -107,6 +120,7 @@ impl Job {
 
     pub fn end_with_places(mut self) -> (Vec<Output>, Vec<u8>) {
         let outputs = end(std::mem::take(&mut self.children));
+        end(std::mem::take(&mut self.replaced));
         self.check_nothing_is_left();
         (outputs, self.places())
     }
@@ -138,6 +152,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.places);
+        let _ = std::fs::remove_file(self.note());
     }
 }
 
@@ -172,6 +187,11 @@ impl Place {
         now[0] == place
     }
 
+    /// [`Job::note`], in a rank.
+    pub fn note() -> PathBuf {
+        PathBuf::from(std::env::var("LINERATE_TEST_PLACES").unwrap()).with_extension("note")
+    }
+
     /// Waits until the test has set this rank's place.
     pub fn wait_for(&self, place: u8) {
         while !self.is(place) {
@@ -181,6 +201,11 @@ impl Place {
 }
 
 impl Job {
+    /// A file for what ranks tell each other.
+    pub fn note(&self) -> PathBuf {
+        self.places.with_extension("note")
+    }
+
     /// Sets the place of a rank, for one that waits for it.
     pub fn set_place(&self, rank: Rank, place: u8) {
         let file = File::options().write(true).open(&self.places).unwrap();

@@ -3,7 +3,7 @@
 
 use super::job::{Job, Place, Start, join, now_us};
 use linerate::options::{ServerOptions, Staleness};
-use linerate::{Buffer, DataType, Error, ParameterServer, TensorSpec};
+use linerate::{Buffer, Config, DataType, Error, ParameterServer, TensorSpec};
 use linerate_children::{result, text};
 use rustix::process::Signal;
 use std::time::Duration;
@@ -14,7 +14,6 @@ const COUNT: usize = 2 * 150_016;
 /// The first ranks serve, two of them each shard if the mode is "copies"; the others train.
 pub fn server() {
     let place = Place::open();
-    let comm = join().unwrap();
     let servers: u32 = std::env::var("LINERATE_TEST_SERVERS")
         .unwrap()
         .parse()
@@ -37,8 +36,18 @@ pub fn server() {
         count: COUNT as u64,
         dtype: DataType::F32,
     };
+    if std::env::var("LINERATE_TEST_LATER").is_ok() {
+        let address = std::fs::read_to_string(Place::note()).unwrap();
+        let config = Config::from_env().unwrap();
+        let server = ParameterServer::join(&address, vec![tensor], options, config).unwrap();
+        return report(train(&place, server, true));
+    }
+    let comm = join().unwrap();
     let server = ParameterServer::new(&comm, vec![tensor], options).unwrap();
     let rank = comm.rank();
+    if rank == 0 {
+        std::fs::write(Place::note(), server.address().unwrap()).unwrap();
+    }
     // One communicator alone hears of deaths in the server.
     drop(comm);
     if rank < servers {
@@ -49,17 +58,25 @@ pub fn server() {
         }
         return;
     }
-    match train(&place, server) {
+    report(train(&place, server, false));
+}
+
+fn report(longest_us: Result<u64, Error>) {
+    match longest_us {
         Ok(longest_us) => println!("LONGEST {longest_us}"),
         Err(error) => println!("ERROR {error}"),
     }
 }
 
 /// Steps until the test says that it is enough; gives the longest one.
-fn train(place: &Place, server: ParameterServer) -> Result<u64, Error> {
+fn train(place: &Place, server: ParameterServer, is_later: bool) -> Result<u64, Error> {
     let weights = [Buffer::from_vec(vec![0f32; COUNT])];
     let gradient = [Buffer::from_vec(vec![-1f32; COUNT])];
-    server.init(&weights)?;
+    match is_later {
+        true => drop(server.pull(&weights)?),
+        false => server.init(&weights)?,
+    }
+    let before = weights[0].to_vec()?[0];
     let mut longest = 0;
     let mut steps = 0;
     while steps < 5 || !place.is(b'e') {
@@ -73,7 +90,7 @@ fn train(place: &Place, server: ParameterServer) -> Result<u64, Error> {
         let all = weights[0].to_vec()?;
         let is_whole = |part: &[f32]| {
             part.iter()
-                .all(|&one| one == part[0] && one >= steps as f32)
+                .all(|&one| one == part[0] && one >= before + steps as f32)
         };
         // In rounds every update is the mean, 1; else each push is one, and no shard has fewer than
         // this worker's.
@@ -83,15 +100,18 @@ fn train(place: &Place, server: ParameterServer) -> Result<u64, Error> {
     Ok(longest)
 }
 
-fn start((servers, ranks): (u32, u32), transport: &str, mode: &str) -> Job {
-    let environment = [
+fn environment(servers: u32, transport: &str, mode: &str) -> Vec<(&'static str, String)> {
+    vec![
         ("LINERATE_TEST_SERVERS", servers.to_string()),
         ("LINERATE_TEST_MODE", mode.to_string()),
         ("LINERATE_TRANSPORT", transport.to_string()),
         ("LINERATE_TIMEOUT", "30".to_string()),
-    ];
+    ]
+}
+
+fn start((servers, ranks): (u32, u32), transport: &str, mode: &str) -> Job {
     let job = Start {
-        environment: &environment,
+        environment: &environment(servers, transport, mode),
         ..Start::new("server", ranks)
     }
     .spawn();
@@ -200,4 +220,83 @@ fn the_death_of_a_shard_is_an_error_on_all_that_names_it() {
             assert!(is_named, "{transport}, {victim}, rank {rank}: {error}");
         }
     }
+}
+
+/// Starts a process in place of a rank that was killed or stopped, and waits for its first steps.
+fn replace(job: &mut Job, rank: u32, of_job: (u32, u32), transport: &str, mode: &str) {
+    job.set_place(rank, b'-');
+    let mut environment = environment(of_job.0, transport, mode);
+    environment.push(("LINERATE_TEST_LATER", "1".into()));
+    let start = Start {
+        environment: &environment,
+        ..Start::new("server", of_job.1)
+    };
+    start.spawn_instead(job, rank);
+    job.wait_for("the steps of a process that came later", |places| {
+        places[rank as usize] == b'r'
+    });
+}
+
+fn end_all(job: Job, (servers, ranks): (u32, u32), dead: Option<u32>, case: &str) {
+    for rank in servers..ranks {
+        job.set_place(rank, b'e');
+    }
+    let outputs = job.end();
+    let mut versions = Vec::new();
+    for (rank, output) in (0..).zip(&outputs).filter(|(rank, _)| Some(*rank) != dead) {
+        let key = if rank < servers { "REPORT" } else { "LONGEST" };
+        let said = result(output, key);
+        let said = said.unwrap_or_else(|| panic!("{case}, rank {rank}: {}", text(output)));
+        if rank < servers {
+            versions.push(said);
+        }
+    }
+    assert!(versions.iter().all(|one| *one == versions[0]), "{case}");
+}
+
+#[test]
+fn processes_take_the_places_of_workers_that_were_killed() {
+    for (transport, mode) in [
+        ("shm", "bsp"),
+        ("shm", "asp"),
+        ("tcp", "ssp"),
+        ("tcp", "bsp"),
+    ] {
+        let of_job = (2, 5);
+        let mut job = start(of_job, transport, mode);
+        for victim in [3, 2, 3, 4, 2] {
+            job.signal(victim, Signal::KILL);
+            replace(&mut job, victim, of_job, transport, mode);
+        }
+        end_all(job, of_job, None, &format!("{transport} {mode}"));
+    }
+}
+
+#[test]
+fn a_process_joins_servers_whose_leader_was_killed() {
+    for transport in ["shm", "tcp"] {
+        let of_job = (4, 7);
+        let mut job = start(of_job, transport, "copies");
+        for victim in [4, 0, 5] {
+            job.signal(victim, Signal::KILL);
+            if victim >= 4 {
+                replace(&mut job, victim, of_job, transport, "copies");
+            }
+        }
+        end_all(job, of_job, Some(0), transport);
+    }
+}
+
+#[test]
+fn a_process_takes_the_place_of_a_worker_that_is_stopped_and_was_taken_out() {
+    let of_job = (2, 5);
+    let mut job = start(of_job, "tcp", "evict");
+    job.signal(3, Signal::STOP);
+    let stopped = job.pid(3);
+    replace(&mut job, 3, of_job, "tcp", "evict");
+    // It goes on, and does no harm.
+    let stopped = rustix::process::Pid::from_raw(stopped as i32).unwrap();
+    rustix::process::kill_process(stopped, Signal::CONT).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    end_all(job, of_job, None, "evict");
 }
