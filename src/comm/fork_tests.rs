@@ -176,12 +176,13 @@ fn is_refused<T>(result: Result<T>) -> bool {
 }
 
 /// Functions that make something new for the calling process, so a child may call them.
-const MAKE_OWN: [&str; 7] = [
+const MAKE_OWN: [&str; 8] = [
     "Communicator::from_env",
     "Communicator::from_env_with",
     "Communicator::join",
     "Communicator::join_at",
     "Communicator::join_by",
+    "ParameterServer::join",
     "Buffer::from_vec",
     "Simulation::new",
 ];

@@ -23,7 +23,8 @@ impl Engine {
     /// # Errors
     /// The address is none of this transport.
     pub fn connect_one(&mut self, peer: Rank, contact: Contact) -> Result<()> {
-        if !self.has_ended(peer) && peer != self.rank() {
+        let is_in_use = !self.has_ended(peer) || self.is_connecting(peer);
+        if is_in_use && peer != self.rank() {
             self.driver.links.transport.disconnect(peer);
             self.driver.links.mark_gone(peer, "it was dismissed".into());
         }

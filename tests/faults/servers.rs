@@ -1,7 +1,7 @@
 //! Parameter servers whose workers and servers die: the other workers go on, and the death of a
 //! server whose shard no other has is an error on all that names it.
 
-use super::job::{Job, Place, Start, join, now_us};
+use super::job::{Job, Place, Start, join, now_us, seed};
 use linerate::options::{ServerOptions, Staleness};
 use linerate::{Buffer, Config, DataType, Error, ParameterServer, TensorSpec};
 use linerate_children::{result, text};
@@ -299,4 +299,31 @@ fn a_process_takes_the_place_of_a_worker_that_is_stopped_and_was_taken_out() {
     rustix::process::kill_process(stopped, Signal::CONT).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     end_all(job, of_job, None, "evict");
+}
+
+#[test]
+fn a_process_that_dies_while_it_joins_leaves_its_place_to_the_next() {
+    let mut random = seed();
+    for (transport, mode) in [("shm", "copies"), ("tcp", "asp")] {
+        let of_job = (if mode == "copies" { 4 } else { 2 }, 7);
+        let mut job = start(of_job, transport, mode);
+        job.signal(6, Signal::KILL);
+        for _ in 0..8 {
+            let mut environment = environment(of_job.0, transport, mode);
+            environment.push(("LINERATE_TEST_LATER", "1".into()));
+            let start = Start {
+                environment: &environment,
+                ..Start::new("server", of_job.1)
+            };
+            start.spawn_instead(&mut job, 6);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            // A process needs some milliseconds to start, and some more to join.
+            std::thread::sleep(Duration::from_micros(2_000 + (random >> 33) % 60_000));
+            job.signal(6, Signal::KILL);
+        }
+        replace(&mut job, 6, of_job, transport, mode);
+        end_all(job, of_job, None, &format!("{transport} {mode}"));
+    }
 }

@@ -315,6 +315,8 @@ fn of_server(held: &mut Held) -> Vec<Case> {
         ("ParameterServer::save", is_refused(server.save("x"))),
         ("ParameterServer::set_optimizer", is_refused(set)),
         ("ParameterServer::report", is_refused(server.report())),
+        ("ParameterServer::address", is_refused(server.address())),
+        ("ParameterServer::worker", server.worker().is_some()),
         ("ParameterServer::detach", is_refused(server.detach())),
         ("ParameterServer::attach", is_refused(server.attach())),
         (

@@ -1,7 +1,6 @@
 //! How a process that comes later gets the place of a worker, and where it finds the servers.
 
 use super::layout::Layout;
-use super::opening::describe;
 use super::options::ServerOptions;
 use super::shared::Shared;
 use super::spoken::{Arrival, Place, Spoken};
@@ -235,7 +234,7 @@ pub fn come(
     let places = comer.address.places();
     let mut config = bootstrap::settle_towards(config, places.first().map(|(_, ip)| *ip))?;
     let reunion = comer.address.reunion(&places, &config)?;
-    let (leader, conversation, place) = comer.ask(&reunion, &describe(tensors, options))?;
+    let (leader, conversation, place) = comer.ask(&reunion, &options.describe(tensors))?;
     let layout = Layout::new(tensors, options, place.ranks)?;
     let slots = layout.slots(place.ranks);
     let rank = layout.workers.get(place.worker as usize).copied();

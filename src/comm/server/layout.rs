@@ -47,7 +47,7 @@ pub const LIES_THERE: u32 = 1 << 31;
 pub struct Layout {
     pub servers: Vec<Rank>,
     pub workers: Vec<Rank>,
-    /// Of the workers, the last so many, whose processes come later.
+    /// How many of the workers, the last ones, come later.
     pub spares: usize,
     /// Servers that have the same shard.
     pub copies: usize,

@@ -223,11 +223,12 @@ impl ParameterServer {
         let Made {
             shared,
             shard,
+            door,
             worker,
         } = made;
         let service = shard.map(|shard| {
             let process = shared.comm.inner.driving.process();
-            let service = Arc::new(Service::new(shared.clone(), shard));
+            let service = Arc::new(Service::new(shared.clone(), shard, door));
             BackgroundThread::start(service, process, "linerate-shard")
         });
         let address = DoorAddress::of(&shared);

@@ -24,12 +24,8 @@ use std::sync::{Arc, OnceLock};
 pub struct Made {
     pub shared: Arc<Shared>,
     pub shard: Option<Shard>,
+    pub door: Option<Door>,
     pub worker: Option<Worker>,
-}
-
-/// What a process that comes later has to give as all others have.
-pub fn describe(tensors: &[TensorSpec], options: &ServerOptions) -> String {
-    format!("{tensors:?} {options:?}")
 }
 
 /// An error unless all ranks give the same.
@@ -43,7 +39,7 @@ pub fn check_alike(
         true => "a function",
         false => "an optimizer",
     };
-    let own = format!("{} and {rule}", describe(tensors, options));
+    let own = format!("{} and {rule}", options.describe(tensors));
     for (rank, theirs) in (0..).zip(comm.gather_blobs(own.as_bytes())?) {
         if theirs != own.as_bytes() {
             return Err(Error::invalid(format!(
@@ -77,7 +73,7 @@ pub fn open(
         opened.contact.clone()
     });
     let contacts = comm.gather_made(contact, what)?;
-    let arguments = describe(tensors, &options);
+    let arguments = options.describe(tensors);
     let connect = || -> Result<Made> {
         let opened = opened.expect("it was opened");
         let known: Vec<(Rank, Vec<u8>)> = (0..).zip(contacts.iter().cloned()).collect();
@@ -120,7 +116,7 @@ pub fn open(
     }
     // Who uses a window knows that its owner has made it known.
     comm.gather_words(&[0])?;
-    if let Some(shard) = &mut made.shard {
+    if made.shard.is_some() {
         let known = Known {
             arguments,
             has_function,
@@ -129,7 +125,7 @@ pub fn open(
             contacts,
             parts,
         };
-        shard.door = open_door(&shared, known);
+        made.door = open_door(&shared, known);
     }
     Ok(made)
 }
@@ -189,6 +185,7 @@ pub fn make(
     let worker = worker.map(|number| Worker::new(shared.clone(), number, evict_after));
     Ok(Made {
         shard: shard.transpose()?,
+        door: None,
         worker: worker.transpose()?,
         shared,
     })

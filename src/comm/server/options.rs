@@ -1,6 +1,7 @@
 //! [`ServerOptions`]: who serves, who trains, and how weights follow gradients.
 
 use crate::error::{Error, Result};
+use crate::fusion::TensorSpec;
 use crate::limits::RANKS_MAX;
 use crate::optimizer::Optimizer;
 use crate::staleness::Staleness;
@@ -37,8 +38,9 @@ pub struct ServerOptions {
     /// The ranks that push and pull, in the order of their numbers as workers; empty: all ranks
     /// that are no servers, or all ranks if every one is a server.
     pub workers: Vec<Rank>,
-    /// Places for workers that come later ([`ParameterServer::join`](super::ParameterServer::join)),
-    /// besides those of workers that end. Each takes memory of every server, as a worker does.
+    /// Places for workers that come later, besides those of workers that end:
+    /// [`ParameterServer::join`](super::ParameterServer::join). Each takes memory of every server,
+    /// as a worker does.
     pub spares: u32,
     /// How far workers may run ahead of the slowest one.
     pub staleness: Staleness,
@@ -92,6 +94,11 @@ pub(super) fn check_rate(rate: f32) -> Result<()> {
 }
 
 impl ServerOptions {
+    /// What all ranks have to give alike.
+    pub(super) fn describe(&self, tensors: &[TensorSpec]) -> String {
+        format!("{tensors:?} {self:?}")
+    }
+
     /// An error unless the options suit this many ranks; else the servers and the workers.
     pub(super) fn check(&self, ranks: u32) -> Result<(Vec<Rank>, Vec<Rank>)> {
         self.staleness.check()?;

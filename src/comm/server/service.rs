@@ -1,5 +1,6 @@
 //! [`Service`]: who drives a shard: a thread, or a worker of this rank that waits.
 
+use super::door::Door;
 use super::report::ServerReport;
 use super::shard::Shard;
 use super::shared::Shared;
@@ -25,12 +26,32 @@ pub struct Service {
 
 struct State {
     shard: Shard,
+    /// Where processes come that take the places of workers.
+    door: Option<Door>,
     end: Option<Result<()>>,
 }
 
+impl State {
+    /// True: the shard has nothing more to do, and the door is closed.
+    fn turn(&mut self) -> Result<bool> {
+        let is_over = self.shard.turn()?;
+        if is_over {
+            self.door = None;
+        }
+        if let Some(door) = &mut self.door {
+            door.turn(&mut self.shard)?;
+        }
+        Ok(is_over)
+    }
+}
+
 impl Service {
-    pub fn new(shared: Arc<Shared>, shard: Shard) -> Service {
-        let state = State { shard, end: None };
+    pub fn new(shared: Arc<Shared>, shard: Shard, door: Option<Door>) -> Service {
+        let state = State {
+            shard,
+            door,
+            end: None,
+        };
         Service {
             shared,
             lock: DriverLock::new(state),
@@ -49,7 +70,7 @@ impl Service {
         let mut state = self.lock.lock();
         let state = &mut *state;
         if state.end.is_none() {
-            let turned = self.check().and_then(|()| state.shard.turn());
+            let turned = self.check().and_then(|()| state.turn());
             state.end = match turned {
                 Ok(false) => None,
                 Ok(true) => Some(Ok(())),
@@ -59,7 +80,7 @@ impl Service {
         match &state.end {
             Some(end) => end.clone().map(|()| None),
             None if state.shard.is_ending() => Ok(Some(ENDING)),
-            None if state.shard.lets_in() => Ok(Some(LETTING_IN)),
+            None if state.door.as_ref().is_some_and(Door::is_busy) => Ok(Some(LETTING_IN)),
             None => Ok(Some(IDLE)),
         }
     }

@@ -6,7 +6,6 @@
 mod places;
 
 use super::checkpoint::{self, Checkpoint, Rule};
-use super::door::Door;
 use super::gradients::MappedGradients;
 use super::layout::{BY_LOAD, LIES_THERE, LOST, SKIPPED, parts_of, word_of};
 use super::leading::Leading;
@@ -65,8 +64,6 @@ pub struct Shard {
     /// Of the servers of the first shard.
     leading: Option<Leading>,
     living: Living,
-    /// Where processes come that take the places of workers.
-    pub door: Option<Door>,
     /// The server whose order this one does.
     leader: usize,
     signals: Signals,
@@ -114,7 +111,6 @@ impl Shard {
         (of_workers[spares].iter_mut()).for_each(|spare| spare.is_finished = true);
         Ok(Shard {
             leading: leading.transpose()?,
-            door: None,
             living: Living::new(layout),
             leader: 0,
             gradients: MappedGradients::new(workers),
@@ -155,11 +151,6 @@ impl Shard {
         self.read_order()?;
         self.make_order()?;
         self.follow_order()?;
-        if let Some(mut door) = self.door.take() {
-            let turned = door.turn(self);
-            self.door = Some(door);
-            turned?;
-        }
         let layout = &self.shared.layout;
         let needed = self.living.needed(layout);
         self.signals.collect(&self.shared.comm, needed)?;
@@ -180,11 +171,6 @@ impl Shard {
     /// All workers have finished: what is left to be waited for is no news.
     pub fn is_ending(&self) -> bool {
         self.workers.iter().all(|pushes| pushes.is_finished)
-    }
-
-    /// A process is coming in place of a worker.
-    pub fn lets_in(&self) -> bool {
-        self.door.as_ref().is_some_and(Door::is_busy)
     }
 
     /// By worker: how many of its pushes have been applied.

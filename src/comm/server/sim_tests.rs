@@ -238,6 +238,7 @@ impl Rank {
             shared,
             shard,
             worker,
+            ..
         } = open_simulated(comm, tensors, options.clone()).unwrap();
         Rank {
             weights: worker.is_some().then(|| comm.alloc(count).unwrap()),
