@@ -100,6 +100,22 @@ fn train(place: &Place, server: ParameterServer, is_later: bool) -> Result<u64, 
     Ok(longest)
 }
 
+/// Shared memory and sockets; verbs alone where a library for them is named.
+fn transports() -> [&'static str; 2] {
+    match std::env::var("LINERATE_IBVERBS_LIB") {
+        Ok(_) => ["verbs", "verbs"],
+        Err(_) => ["shm", "tcp"],
+    }
+}
+
+/// Each of these cases, whose transport is the first or the second of [`transports`].
+fn each<T: Copy>(cases: &[(usize, T)]) -> impl Iterator<Item = (&'static str, T)> {
+    let cases = cases
+        .iter()
+        .map(|&(transport, case)| (transports()[transport], case));
+    cases.collect::<Vec<_>>().into_iter()
+}
+
 fn environment(servers: u32, transport: &str, mode: &str) -> Vec<(&'static str, String)> {
     vec![
         ("LINERATE_TEST_SERVERS", servers.to_string()),
@@ -123,12 +139,7 @@ fn start((servers, ranks): (u32, u32), transport: &str, mode: &str) -> Job {
 
 #[test]
 fn the_death_of_a_worker_holds_no_other_worker_up() {
-    for (transport, mode) in [
-        ("shm", "bsp"),
-        ("shm", "ssp"),
-        ("tcp", "bsp"),
-        ("tcp", "asp"),
-    ] {
+    for (transport, mode) in each(&[(0, "bsp"), (0, "ssp"), (1, "bsp"), (1, "asp")]) {
         let (servers, ranks) = (2, 5);
         let job = start((servers, ranks), transport, mode);
         // The first worker has given the weights to begin with, which are on the shards now.
@@ -154,7 +165,7 @@ fn the_death_of_a_worker_holds_no_other_worker_up() {
 
 #[test]
 fn a_server_that_is_killed_is_replaced_by_the_other_one_of_its_shard() {
-    for transport in ["shm", "tcp"] {
+    for (transport, ()) in each(&[(0, ()), (1, ())]) {
         for victim in [0, 1, 3] {
             let (servers, ranks) = (4, 7);
             let job = start((servers, ranks), transport, "copies");
@@ -183,7 +194,7 @@ fn a_server_that_is_killed_is_replaced_by_the_other_one_of_its_shard() {
 
 #[test]
 fn a_worker_that_is_stopped_is_taken_out_and_told_so_when_it_goes_on() {
-    for transport in ["shm", "tcp"] {
+    for (transport, ()) in each(&[(0, ()), (1, ())]) {
         let job = start((2, 5), transport, "evict");
         job.signal(3, Signal::STOP);
         std::thread::sleep(Duration::from_secs(3));
@@ -210,7 +221,7 @@ fn a_worker_that_is_stopped_is_taken_out_and_told_so_when_it_goes_on() {
 
 #[test]
 fn the_death_of_a_shard_is_an_error_on_all_that_names_it() {
-    for (transport, victim) in [("shm", 0), ("shm", 1), ("tcp", 0), ("tcp", 1)] {
+    for (transport, victim) in each(&[(0, 0), (0, 1), (1, 0), (1, 1)]) {
         let job = start((2, 4), transport, "asp");
         job.signal(victim, Signal::KILL);
         let outputs = job.end();
@@ -256,12 +267,7 @@ fn end_all(job: Job, (servers, ranks): (u32, u32), dead: Option<u32>, case: &str
 
 #[test]
 fn processes_take_the_places_of_workers_that_were_killed() {
-    for (transport, mode) in [
-        ("shm", "bsp"),
-        ("shm", "asp"),
-        ("tcp", "ssp"),
-        ("tcp", "bsp"),
-    ] {
+    for (transport, mode) in each(&[(0, "bsp"), (0, "asp"), (1, "ssp"), (1, "bsp")]) {
         let of_job = (2, 5);
         let mut job = start(of_job, transport, mode);
         for victim in [3, 2, 3, 4, 2] {
@@ -274,7 +280,7 @@ fn processes_take_the_places_of_workers_that_were_killed() {
 
 #[test]
 fn a_process_joins_servers_whose_leader_was_killed() {
-    for transport in ["shm", "tcp"] {
+    for (transport, ()) in each(&[(0, ()), (1, ())]) {
         let of_job = (4, 7);
         let mut job = start(of_job, transport, "copies");
         for victim in [4, 0, 5] {
@@ -290,10 +296,12 @@ fn a_process_joins_servers_whose_leader_was_killed() {
 #[test]
 fn a_process_takes_the_place_of_a_worker_that_is_stopped_and_was_taken_out() {
     let of_job = (2, 5);
-    let mut job = start(of_job, "tcp", "evict");
+    // In shared memory nobody else has the place while the stopped process is there.
+    let transport = transports()[1];
+    let mut job = start(of_job, transport, "evict");
     job.signal(3, Signal::STOP);
     let stopped = job.pid(3);
-    replace(&mut job, 3, of_job, "tcp", "evict");
+    replace(&mut job, 3, of_job, transport, "evict");
     // It goes on, and does no harm.
     let stopped = rustix::process::Pid::from_raw(stopped as i32).unwrap();
     rustix::process::kill_process(stopped, Signal::CONT).unwrap();
@@ -304,7 +312,7 @@ fn a_process_takes_the_place_of_a_worker_that_is_stopped_and_was_taken_out() {
 #[test]
 fn a_process_that_dies_while_it_joins_leaves_its_place_to_the_next() {
     let mut random = seed();
-    for (transport, mode) in [("shm", "copies"), ("tcp", "asp")] {
+    for (transport, mode) in each(&[(0, "copies"), (1, "asp")]) {
         let of_job = (if mode == "copies" { 4 } else { 2 }, 7);
         let mut job = start(of_job, transport, mode);
         job.signal(6, Signal::KILL);

@@ -225,6 +225,9 @@ class SoftVerbs(Common, unittest.TestCase):
     def test_jobs_of_many_ranks(self):
         self.assertNotIn("skipped", self.check(f"{BUILT['faults']} --test-threads=1 --nocapture many::"))
 
+    def test_servers_and_workers_that_are_killed_and_those_that_come_later(self):
+        self.assertIn("8 passed", self.check(f"{BUILT['faults']} --test-threads=1 --nocapture servers::"))
+
     def test_perf_takes_the_library_that_is_named(self):
         out = self.check(f"{BUILT['linerate']} perf write_bw --local -s 64K -n 100 && {BUILT['linerate']} perf write_bw --local -n 10 --transport shm")
         self.assertEqual([out.count(f"Transport: {name} ") for name in ("verbs", "shm")], [1, 1], out)

@@ -147,6 +147,20 @@ impl Comer<'_> {
         }
     }
 
+    /// Visits a server, which may be busy.
+    fn visit(&self, reunion: &Reunion, rank: Rank) -> Result<Conversation> {
+        loop {
+            if let Some(conversation) = reunion.visit(rank, &self.clock)? {
+                return Ok(conversation);
+            }
+            if self.is_late() {
+                let text = format!("rank {rank}, a server, does not answer");
+                return Err(self.refused(&text));
+            }
+            std::thread::sleep(ASK_AGAIN);
+        }
+    }
+
     /// What a server says; `None`: it says nothing more.
     fn hear(&self, conversation: &mut Conversation) -> Result<Option<Option<Spoken>>> {
         match conversation.hear() {
@@ -181,10 +195,7 @@ impl Comer<'_> {
             let known = (*rank == leader).then(|| conversation.take()).flatten();
             let mut conversation = match known {
                 Some(conversation) => conversation,
-                None => reunion.visit(*rank, &self.clock)?.ok_or_else(|| {
-                    let text = format!("rank {rank}, a server, does not answer");
-                    self.refused(&text)
-                })?,
+                None => self.visit(reunion, *rank)?,
             };
             conversation.say(&come.emit());
             talks.push(conversation);
