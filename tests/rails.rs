@@ -31,6 +31,7 @@ fn child_entry() {
     match role.as_str() {
         "attack" => return hosts::attacker::attack(),
         "relay" => return hosts::attacker::relay(),
+        "come-later" => return hosts::servers::come_later(),
         _ => {}
     }
     let comm = Communicator::from_env().unwrap();

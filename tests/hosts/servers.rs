@@ -1,8 +1,8 @@
 //! A parameter server on one host, with workers on both.
 
-use super::{Hosts, start_rank};
+use super::{COMMON, Hosts, start, start_rank};
 use linerate::options::{ServerOptions, Staleness};
-use linerate::{Buffer, Communicator, DataType, ParameterServer, TensorSpec};
+use linerate::{Buffer, Communicator, Config, DataType, ParameterServer, TensorSpec};
 use linerate_children::{Child, end, result, text, wait_for_word};
 use rustix::process::Signal;
 use std::sync::Arc;
@@ -20,12 +20,10 @@ fn added(rank: usize) -> f32 {
     rank as f32
 }
 
-/// Rank 0 serves until the workers have ended. A worker steps until it is told of a death, then
-/// [`STEPS`] times more, and pulls the weights when it is told that all have done so.
-pub fn serve(comm: Communicator) {
+fn made_of() -> (Vec<TensorSpec>, ServerOptions) {
     let options = ServerOptions {
         servers: vec![0],
-        staleness: Staleness::Ssp(1),
+        staleness: Staleness::Asp,
         rate: 1.0,
         ..ServerOptions::default()
     };
@@ -34,7 +32,39 @@ pub fn serve(comm: Communicator) {
         count: COUNT as u64,
         dtype: DataType::F32,
     };
-    let server = ParameterServer::new(&comm, vec![tensor], options).unwrap();
+    (vec![tensor], options)
+}
+
+/// Takes the place of a worker that was killed, steps, and pulls the weights when it is told that
+/// all have stepped.
+pub fn come_later() {
+    let address = std::env::var("LINERATE_TEST_ADDRESS").unwrap();
+    let (tensors, options) = made_of();
+    let config = Config::from_env().unwrap();
+    let server = ParameterServer::join(&address, tensors, options, config).unwrap();
+    let rank = 1 + server.worker().unwrap() as usize;
+    let weights = [Buffer::from_vec(vec![0f32; COUNT])];
+    let gradient = [Buffer::from_vec(vec![-added(rank); COUNT])];
+    (0..STEPS).for_each(|_| drop(server.step(&gradient, &weights).unwrap()));
+    end_together(server, &weights);
+}
+
+fn end_together(server: ParameterServer, weights: &[Buffer<f32>; 1]) {
+    println!("STEPPED");
+    wait_for_word();
+    server.pull(weights).unwrap();
+    let all = weights[0].to_vec().unwrap();
+    assert!(all.iter().all(|&one| one == all[0]));
+    println!("WEIGHT {}", all[0]);
+    server.finish().unwrap();
+}
+
+/// Rank 0 serves until the workers have ended. A worker steps until it is told of a death, then
+/// [`STEPS`] times more, and pulls the weights when it is told that all have done so.
+pub fn serve(comm: Communicator) {
+    let (tensors, options) = made_of();
+    let server = ParameterServer::new(&comm, tensors, options).unwrap();
+    println!("ADDRESS {}", server.address().unwrap());
     let rank = comm.rank() as usize;
     // One communicator alone hears of deaths in the server.
     drop(comm);
@@ -64,18 +94,12 @@ pub fn serve(comm: Communicator) {
     }
     listener.join().unwrap();
     (0..STEPS).for_each(|_| drop(server.step(&gradient, &weights).unwrap()));
-    println!("STEPPED");
-    wait_for_word();
-    server.pull(&weights).unwrap();
-    let all = weights[0].to_vec().unwrap();
-    assert!(all.iter().all(|&one| one == all[0]));
-    println!("WEIGHT {}", all[0]);
     println!("STEPS {}", steps + STEPS);
-    server.finish().unwrap();
+    end_together(server, &weights);
 }
 
 #[test]
-fn workers_on_both_hosts_train_on_when_one_is_killed_and_the_weights_have_every_push() {
+fn workers_of_both_hosts_train_on_when_one_is_killed_and_another_process_takes_its_place() {
     // Sockets alone, and shared memory inside the hosts. Of the other host, and of the server's.
     for (name, transport, victim) in [("serve", "tcp", 3), ("mixed", "auto", 1)] {
         let Some(hosts) = Hosts::new(name) else {
@@ -85,23 +109,30 @@ fn workers_on_both_hosts_train_on_when_one_is_killed_and_the_weights_have_every_
             ("LINERATE_TRANSPORT", transport),
             ("LINERATE_TIMEOUT", "30"),
         ];
-        let start = |rank| start_rank(&hosts, rank, "serve", &extra);
-        let mut ranks: Vec<Child> = (0..4).map(start).collect();
+        let begin = |rank| start_rank(&hosts, rank, "serve", &extra);
+        let mut ranks: Vec<Child> = (0..4).map(begin).collect();
+        let address = ranks[0].wait_line("ADDRESS ");
         for rank in WORKERS {
             ranks[rank].wait_line("READY");
         }
         ranks[victim].signal(Signal::KILL);
+        let own = [COMMON.as_slice(), &extra].concat();
+        let address = address.trim_start_matches("ADDRESS ");
+        let own = [own, vec![("LINERATE_TEST_ADDRESS", address)]].concat();
+        let later = start(&hosts, victim / 2, "come-later", &own);
         let survivors = WORKERS.into_iter().filter(|&rank| rank != victim);
         for rank in survivors.clone() {
             ranks[rank].write_line("a worker is dead").unwrap();
         }
-        for rank in survivors.clone() {
+        let dead = std::mem::replace(&mut ranks[victim], later);
+        for rank in WORKERS {
             ranks[rank].wait_line("STEPPED");
         }
-        for rank in survivors.clone() {
+        for rank in WORKERS {
             ranks[rank].write_line("all have stepped").unwrap();
         }
         let outputs = end(ranks);
+        let dead = end(vec![dead]);
         let said = |rank: usize, key: &str| {
             let said = result(&outputs[rank], key);
             said.unwrap_or_else(|| panic!("{name}, rank {rank}: {}", text(&outputs[rank])))
@@ -116,10 +147,11 @@ fn workers_on_both_hosts_train_on_when_one_is_killed_and_the_weights_have_every_
         let expected: f32 = own.map(|(&rank, &count)| added(rank) * count as f32).sum();
         for (rank, count) in WORKERS.into_iter().zip(&pushes) {
             if rank == victim {
-                assert!(!outputs[rank].status.success() && *count >= STEPS);
-                continue;
+                // Its own, and those of the process that came later.
+                assert!(!dead[0].status.success() && *count >= 2 * STEPS);
+            } else {
+                assert_eq!(said(rank, "STEPS"), count.to_string(), "{name}");
             }
-            assert_eq!(said(rank, "STEPS"), count.to_string(), "{name}");
             assert_eq!(said(rank, "WEIGHT"), expected.to_string(), "{name}");
         }
     }
