@@ -11,7 +11,7 @@ use crate::types::Rank;
 
 impl Engine {
     /// Begins without peers, in place of [`Engine::connect`]: each slot, that of this rank
-    /// included, is connected by [`Engine::admit`].
+    /// included, is connected by [`Engine::connect_one`].
     pub fn start_alone(&mut self) {
         self.tolerate_failures();
         self.driver.links.start_alone();
@@ -52,10 +52,6 @@ impl Engine {
 
     /// Goes on with all that come.
     pub(super) fn go_on_connecting(&mut self) {
-        match self.driver.links.go_on_connecting() {
-            Ok(0) => {}
-            Ok(_) => self.driver.moved = true,
-            Err(error) => self.fail(error, true),
-        }
+        self.driver.moved |= self.driver.links.go_on_connecting();
     }
 }

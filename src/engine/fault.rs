@@ -113,7 +113,8 @@ impl Engine {
         self.failing.is_lenient = true;
     }
 
-    /// Changes when a peer has failed or left, or is admitted.
+    /// Changes when a peer has failed or left, or has been connected by
+    /// [`Engine::connect_one`].
     pub fn peers_changed(&self) -> u32 {
         self.driver.links.peers_changed()
     }

@@ -85,7 +85,7 @@ pub struct Links {
     /// Peers that are being connected one by one.
     pub connecting: Vec<Rank>,
     /// How many have been connected so.
-    admitted: u32,
+    connected_later: u32,
 }
 
 impl Links {
@@ -134,7 +134,7 @@ impl Links {
             left_count: 0,
             unmatched: Vec::new(),
             connecting: Vec::new(),
-            admitted: 0,
+            connected_later: 0,
             transport,
             core: 0,
         })
@@ -470,7 +470,7 @@ impl Links {
 
     /// Changes when a peer has failed or left, or has been connected in place of one that had.
     pub fn peers_changed(&self) -> u32 {
-        self.gone_count + self.left_count + 3 * self.admitted
+        self.gone_count + self.left_count + 3 * self.connected_later
     }
 
     /// Why a peer is gone, if it is.

@@ -25,7 +25,8 @@
 //! `news.rs` turns these errors into messages. `meeting.rs` is about sends and receives with tags,
 //! `leaving.rs` about ranks that leave in good order, `members.rs` about ending a communicator on
 //! purpose and making a new one of its survivors, `notices.rs` about words that belong to no
-//! operation, and `profiling.rs` about where time goes.
+//! operation, `connecting.rs` about peers that come one by one, and `profiling.rs` about where time
+//! goes.
 
 mod arguments;
 mod at_once;

@@ -115,7 +115,7 @@ impl Comer<'_> {
     /// as long as which the place is kept.
     fn ask(&self, reunion: &Reunion, arguments: &str) -> Result<(Rank, Conversation, Place)> {
         let mut heard = self.begun;
-        let mut last = "nobody listens there".to_string();
+        let mut last = "nobody listens there: it has ended, or is of another host or user, or its processes have another LINERATE_SECRET".to_string();
         loop {
             for &(leader, _) in &self.address.leaders {
                 let Some(mut conversation) = reunion.visit(leader, &self.clock)? else {
@@ -139,9 +139,7 @@ impl Comer<'_> {
                 }
             }
             if self.is_late() || self.clock.now().since(heard) > SILENCE {
-                return Err(self.refused(&format!(
-                    "{last}; it may have ended, or be of another host or user, and all its processes have the same LINERATE_SECRET"
-                )));
+                return Err(self.refused(&last));
             }
             std::thread::sleep(ASK_AGAIN);
         }
@@ -174,7 +172,8 @@ impl Comer<'_> {
         }
     }
 
-    /// Comes to all servers, and makes the memory of both known to the other.
+    /// Comes to all servers, and makes the memory of both known to the other. `None`: a server has
+    /// ended meanwhile, and the place may be unknown to the others.
     fn come(
         &self,
         shared: &Shared,
@@ -182,7 +181,7 @@ impl Comer<'_> {
         servers: &[(Rank, Vec<u8>)],
         (reunion, leader): (&Reunion, (Rank, Conversation)),
         contact: &[u8],
-    ) -> Result<Vec<Conversation>> {
+    ) -> Result<Option<Vec<Conversation>>> {
         let come = Spoken::Come(Arrival {
             worker: place.worker,
             count: place.count,
@@ -200,19 +199,27 @@ impl Comer<'_> {
             conversation.say(&come.emit());
             talks.push(conversation);
         }
-        shared.comm.connect_all(servers, || {
+        let mut has_lost = false;
+        let connected = shared.comm.connect_all(servers, || {
             for conversation in &mut talks {
-                self.hear(conversation)?;
+                has_lost |= self.hear(conversation)?.is_none();
             }
-            Ok(())
-        })?;
+            match has_lost {
+                true => Err(self.refused("a server has ended")),
+                false => Ok(()),
+            }
+        });
+        if has_lost && !self.is_late() {
+            return Ok(None);
+        }
+        connected?;
         for ((rank, _), conversation) in servers.iter().zip(&mut talks) {
             let [data, words] = place.parts[*rank as usize];
             shared.data.set_part(*rank, data)?;
             shared.words.set_part(*rank, words)?;
             conversation.say(&Spoken::Here.emit());
         }
-        Ok(talks)
+        Ok(Some(talks))
     }
 }
 
@@ -243,54 +250,73 @@ pub fn come(
         address,
     };
     let places = comer.address.places();
-    let mut config = bootstrap::settle_towards(config, places.first().map(|(_, ip)| *ip))?;
-    let reunion = comer.address.reunion(&places, &config)?;
-    let (leader, conversation, place) = comer.ask(&reunion, &options.describe(tensors))?;
-    let layout = Layout::new(tensors, options, place.ranks)?;
-    let slots = layout.slots(place.ranks);
-    let rank = layout.workers.get(place.worker as usize).copied();
-    let (Some(rank), true) = (rank, place.contacts.len() == slots as usize) else {
-        let text = format!("place {} of {} ranks", place.worker, place.contacts.len());
-        return Err(Error::Malformed(text));
-    };
-    config.transport.clone_from(&place.transport);
-    config.verbs.local_rank.get_or_insert(rank);
-    let (config, _) = fetching::settle(config, slots, &comer.clock);
-    let opened = Opened::new(rank, slots, &config)?;
-    let contact = opened.contact.clone();
-    let mut known: Vec<(Rank, Vec<u8>)> = (0..).zip(place.contacts.iter().cloned()).collect();
-    known[rank as usize].1.clone_from(&contact);
-    known.retain(|(_, contact)| !contact.is_empty());
-    let comm = opened.finish(&known, Origin::new(comer.clock.clone())?)?;
-    let data = comm.window_of_slots(&comm.alloc::<u8>(0)?)?;
-    let words = comm.window_of_slots(&comm.alloc::<u64>(layout.words())?)?;
-    let is_server = |(rank, _): &&(Rank, Vec<u8>)| layout.servers.contains(rank);
-    let servers: Vec<(Rank, Vec<u8>)> = known.iter().filter(is_server).cloned().collect();
-    let contacts = known.iter().map(|(rank, contact)| {
-        let contact = bootstrap::RankContact::parse(contact)?;
-        Ok((*rank, contact.place))
-    });
-    let places = match places.is_empty() {
-        true => Vec::new(),
-        false => contacts.collect::<Result<Vec<(Rank, IpAddr)>>>()?,
-    };
-    let shared = Shared {
-        comm,
-        layout,
-        tensors: text_of(tensors),
-        data,
-        words,
-        gradients: OnceLock::new(),
-    };
-    let reunion = comer.address.reunion(&places, &config)?;
-    let way = (&reunion, (leader, conversation));
-    let talks = comer.come(&shared, &place, &servers, way, &contact)?;
-    Ok(Come {
-        shared,
-        worker: place.worker as usize,
-        has_function: place.has_function,
-        talks,
-    })
+    let config = bootstrap::settle_towards(config, places.first().map(|(_, ip)| *ip))?;
+    loop {
+        if let Some(come) = comer.try_once(&places, tensors, options, &config)? {
+            return Ok(come);
+        }
+    }
+}
+
+impl Comer<'_> {
+    /// Asks for a place and takes it. `None`: that is to be tried again.
+    fn try_once(
+        &self,
+        places: &[(Rank, IpAddr)],
+        tensors: &[TensorSpec],
+        options: &ServerOptions,
+        config: &Config,
+    ) -> Result<Option<Come>> {
+        let reunion = self.address.reunion(places, config)?;
+        let (leader, conversation, place) = self.ask(&reunion, &options.describe(tensors))?;
+        let layout = Layout::new(tensors, options, place.ranks)?;
+        let slots = layout.slots(place.ranks);
+        let rank = layout.workers.get(place.worker as usize).copied();
+        let (Some(rank), true) = (rank, place.contacts.len() == slots as usize) else {
+            let text = format!("place {} of {} ranks", place.worker, place.contacts.len());
+            return Err(Error::Malformed(text));
+        };
+        let mut config = config.clone();
+        config.transport.clone_from(&place.transport);
+        config.verbs.local_rank.get_or_insert(rank);
+        let (config, _) = fetching::settle(config, slots, &self.clock);
+        let opened = Opened::new(rank, slots, &config)?;
+        let contact = opened.contact.clone();
+        let mut known: Vec<(Rank, Vec<u8>)> = (0..).zip(place.contacts.iter().cloned()).collect();
+        known[rank as usize].1.clone_from(&contact);
+        known.retain(|(_, contact)| !contact.is_empty());
+        let comm = opened.finish(&known, Origin::new(self.clock.clone())?)?;
+        let data = comm.window_of_slots(&comm.alloc::<u8>(0)?)?;
+        let words = comm.window_of_slots(&comm.alloc::<u64>(layout.words())?)?;
+        let is_server = |(rank, _): &&(Rank, Vec<u8>)| layout.servers.contains(rank);
+        let servers: Vec<(Rank, Vec<u8>)> = known.iter().filter(is_server).cloned().collect();
+        let of_known = known.iter().map(|(rank, contact)| {
+            let contact = bootstrap::RankContact::parse(contact)?;
+            Ok((*rank, contact.place))
+        });
+        // Of the other servers, the place tells where they are.
+        let all_places = match places.is_empty() {
+            true => Vec::new(),
+            false => of_known.collect::<Result<Vec<(Rank, IpAddr)>>>()?,
+        };
+        let shared = Shared {
+            comm,
+            layout,
+            tensors: text_of(tensors),
+            data,
+            words,
+            gradients: OnceLock::new(),
+        };
+        let reunion = self.address.reunion(&all_places, &config)?;
+        let way = (&reunion, (leader, conversation));
+        let talks = self.come(&shared, &place, &servers, way, &contact)?;
+        Ok(talks.map(|talks| Come {
+            shared,
+            worker: place.worker as usize,
+            has_function: place.has_function,
+            talks,
+        }))
+    }
 }
 
 #[cfg(test)]

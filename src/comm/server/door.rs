@@ -1,9 +1,9 @@
 //! [`Door`]: where a server lets processes in that take the places of workers, while it serves.
 
-use super::shard::Shard;
+use super::shard::{NoPlace, Shard};
 use super::shared::Shared;
 use super::spoken::{Arrival, Place, Spoken};
-use crate::bootstrap::{Conversation, MeetingPlace, Message};
+use crate::bootstrap::{Conversation, MeetingPlace, Message, note};
 use crate::comm::window::Part;
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -36,10 +36,12 @@ pub struct Door {
     place: MeetingPlace,
     looked: Duration,
     guests: Vec<Guest>,
+    has_complained: bool,
 }
 
 struct Guest {
     conversation: Conversation,
+    since: Duration,
     /// The worker whose place it got.
     given: Option<usize>,
     arrival: Option<Arrival>,
@@ -66,6 +68,7 @@ impl Door {
             place,
             looked: Duration::ZERO,
             guests: Vec::new(),
+            has_complained: false,
         }
     }
 
@@ -78,14 +81,27 @@ impl Door {
         self.looked = now;
         let room = GUESTS_MAX.saturating_sub(self.guests.len());
         let clock = &self.shared.comm.inner.clock;
-        let came = self.place.accept(room, clock)?.into_iter().take(room);
+        let came = self.place.accept(room, clock).unwrap_or_else(|error| {
+            // Those that are served go on without a newcomer.
+            if !std::mem::replace(&mut self.has_complained, true) {
+                let rank = self.shared.comm.rank();
+                note(&format!("rank {rank}: a process cannot join: {error}"));
+            }
+            Vec::new()
+        });
+        let came = came.into_iter().take(room);
         self.guests.extend(came.map(|conversation| Guest {
             conversation,
+            since: now,
             given: None,
             arrival: None,
             is_connected: false,
             is_here: false,
         }));
+        // Nobody keeps a place for longer than a process waits to be let in.
+        let patience = self.shared.comm.inner.config.timeout;
+        self.guests
+            .retain(|guest| now.saturating_sub(guest.since) <= patience);
         let mut at = 0;
         while at < self.guests.len() {
             match self.attend(at, shard)? {
@@ -215,8 +231,8 @@ impl Known {
         }
         let (worker, count) = match shard.give_place(|worker| given.contains(&worker)) {
             Ok(given) => given,
-            Err((text, true)) => return Err(Spoken::Later(text).emit()),
-            Err((text, false)) => return Err(Message::Refused(text)),
+            Err(NoPlace::Now(text)) => return Err(Spoken::Later(text).emit()),
+            Err(NoPlace::Ever(text)) => return Err(Message::Refused(text)),
         };
         let layout = &shared.layout;
         let mut contacts = self.contacts.clone();

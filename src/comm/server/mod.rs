@@ -16,6 +16,10 @@
 //! two sides do, `gradients.rs` is memory of a worker that shards read, `weights.rs` is the memory
 //! of a shard and its updates, `versions.rs` is how a worker finds weights of one version
 //! (`pulling.rs`), and `signals.rs` changes words of other ranks. `order.rs` writes the order down.
+//! `opening.rs` is how the ranks make all of that together, on a communicator of slots
+//! (`comm/slots.rs`). A process that comes later (`coming.rs`) talks (`spoken.rs`) to the door of
+//! each server (`door.rs`), and gets a place there (`shard/places.rs`).
+//!
 //! `asking.rs` is how a worker has all servers do something, `request.rs` what that can be, and
 //! `checkpoint.rs` the files. `living.rs` is which servers are there. A thread drives a shard, or
 //! the worker of its rank while that waits (`service.rs`); in a simulation, `simulated.rs` does.

@@ -5,6 +5,8 @@
 
 mod places;
 
+pub use places::NoPlace;
+
 use super::checkpoint::{self, Checkpoint, Rule};
 use super::gradients::MappedGradients;
 use super::layout::{BY_LOAD, LIES_THERE, LOST, SKIPPED, parts_of, word_of};

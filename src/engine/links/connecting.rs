@@ -60,27 +60,38 @@ impl Links {
         self.connecting.retain(|&other| other != peer);
     }
 
-    /// Goes on with the slots that are being connected; gives how many can be reached now.
-    ///
-    /// # Errors
-    /// A peer has control memory that does not fit.
-    pub fn go_on_connecting(&mut self) -> Result<usize> {
+    /// Goes on with the slots that are being connected; whether one of them is none of these any
+    /// more. A peer whose memory cannot be used is dismissed.
+    pub fn go_on_connecting(&mut self) -> bool {
         let before = self.connecting.len();
         for peer in self.connecting.clone() {
-            if !self.peers[peer as usize].is_connected || !self.map_peer(peer)? {
+            if !self.peers[peer as usize].is_connected {
                 continue;
             }
-            let known = &mut self.peers[peer as usize];
-            known.is_known = true;
-            self.gone_count -= u32::from(known.gone.take().is_some());
-            self.left_count -= u32::from(known.left.take().is_some());
-            self.admitted += 1;
-            self.end_connecting(peer);
-            if peer != self.rank {
-                self.post_control_receive(peer)?;
+            match self.map_peer(peer) {
+                Ok(false) => {}
+                Ok(true) => self.end_well(peer),
+                Err(error) => {
+                    self.transport.disconnect(peer);
+                    self.end_connecting(peer);
+                    self.mark_gone(peer, error.to_string());
+                }
             }
         }
-        Ok(before - self.connecting.len())
+        before != self.connecting.len()
+    }
+
+    fn end_well(&mut self, peer: Rank) {
+        self.end_connecting(peer);
+        // A peer whose receive cannot be posted is gone, which an event reports.
+        if peer != self.rank && self.post_control_receive(peer).is_err() {
+            return;
+        }
+        let known = &mut self.peers[peer as usize];
+        known.is_known = true;
+        self.gone_count -= u32::from(known.gone.take().is_some());
+        self.left_count -= u32::from(known.left.take().is_some());
+        self.connected_later += 1;
     }
 
     /// Whether the memory of a peer is known here, and that of this rank to it.

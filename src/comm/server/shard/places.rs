@@ -9,6 +9,13 @@
 use super::{Pushes, Shard};
 use crate::error::Result;
 
+/// Why there is no place for a process.
+pub enum NoPlace {
+    /// There may be one later.
+    Now(String),
+    Ever(String),
+}
+
 impl Shard {
     /// The place of a worker is that of another process from now on, which has not come yet.
     pub(super) fn forget(&mut self, worker: usize) -> Result<()> {
@@ -38,17 +45,17 @@ impl Shard {
     /// gives its number, and how often that was done.
     ///
     /// # Errors
-    /// Why there is none now; and whether it is of use to ask again.
+    /// Why there is none.
     pub fn give_place(
         &mut self,
         is_reserved: impl Fn(usize) -> bool,
-    ) -> std::result::Result<(usize, u64), (String, bool)> {
-        let later = |text: &str| Err((text.to_string(), true));
+    ) -> std::result::Result<(usize, u64), NoPlace> {
+        let later = |text: &str| Err(NoPlace::Now(text.into()));
         let Some(leading) = self.leading.as_mut().filter(|leading| leading.leads()) else {
             return later("this server does not lead");
         };
         if leading.has_told_end() {
-            return Err(("all workers have finished".into(), false));
+            return Err(NoPlace::Ever("all workers have finished".into()));
         }
         if !self.has_begun {
             return later("it has no weights yet");
@@ -75,7 +82,7 @@ impl Shard {
         let text = format!(
             "all {count} workers are there: a process takes the place of one that has ended, or one of ServerOptions::spares"
         );
-        Err((text, true))
+        Err(NoPlace::Now(text))
     }
 
     /// How often the place of a worker was given to another process, as far as this server is in
