@@ -171,3 +171,36 @@ fn a_process_that_cannot_join_is_told_why() {
         );
     });
 }
+
+#[test]
+fn a_process_joins_where_connections_are_made_at_their_first_use() {
+    let count = 20;
+    let options = options(Staleness::Asp, 0, 0);
+    let stepped = Barrier::new(count as usize - 2);
+    let reports = ranks((count, "tcp"), |comm| {
+        let server = new(&comm, &options);
+        if comm.rank() < 2 {
+            return server.finish().unwrap();
+        }
+        server.init(&[Buffer::from_vec(vec![0f32; COUNT])]).unwrap();
+        steps(&server, 2);
+        if comm.rank() == 7 {
+            let address = server.address().unwrap();
+            drop((server, comm));
+            let server = join(&address, &options).unwrap();
+            assert_eq!(server.worker(), Some(5));
+            steps(&server, 2);
+            stepped.wait();
+            server.finish().unwrap();
+            return None;
+        }
+        stepped.wait();
+        server.finish().unwrap();
+        None
+    });
+    let servers: Vec<ServerReport> = reports.into_iter().flatten().collect();
+    for report in servers {
+        assert_eq!(report.version, 2 * 18 + 2, "{report:?}");
+        assert_eq!(report.pushes[5], 4);
+    }
+}
