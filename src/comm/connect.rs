@@ -95,8 +95,8 @@ pub(super) fn open(rank: Rank, ranks: u32, config: &Config) -> Result<(Engine, V
 
 /// Begins to connect to the ranks that have these contacts, by rank.
 pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common> {
-    let (mut common, parsed) = read(engine, contacts, engine.rank() as usize)?;
-    check_reach(engine, &common.hosts)?;
+    let known: Vec<(Rank, &[u8])> = (0..).zip(contacts.iter().map(Vec::as_slice)).collect();
+    let (mut common, parsed) = read(engine, &known)?;
     let findings = &parsed[0].findings;
     common.models = Some(cost::parse_bytes(findings)?.0);
     let (rank, hosts) = (engine.rank(), &common.hosts);
@@ -108,13 +108,17 @@ pub(super) fn begin(engine: &mut Engine, contacts: &[Vec<u8>]) -> Result<Common>
     Ok(common)
 }
 
-/// What these contacts say together, and each of them. `own` is the place of this rank's.
+/// What the contacts of these ranks, this one among them, say together, and each of them.
+///
+/// # Errors
+/// The transport joins ranks of one host only, and some rank is on another.
 pub(super) fn read(
     engine: &Engine,
-    contacts: &[Vec<u8>],
-    own: usize,
+    contacts: &[(Rank, &[u8])],
 ) -> Result<(Common, Vec<RankContact>)> {
-    let parsed = contacts.iter().map(|bytes| RankContact::parse(bytes));
+    let own = contacts.iter().position(|(rank, _)| *rank == engine.rank());
+    let own = own.ok_or_else(|| Error::internal("a rank has not given its own contact"))?;
+    let parsed = contacts.iter().map(|(_, bytes)| RankContact::parse(bytes));
     let parsed = parsed.collect::<Result<Vec<RankContact>>>()?;
     let identities = parsed.iter().map(|contact| (contact.host, contact.cores));
     let identities: Vec<(HostIdentity, Cores)> = identities.collect();
@@ -125,15 +129,13 @@ pub(super) fn read(
     if engine.is_of_one_host() {
         places.clear();
     }
-    let own_host = hosts.get(own).copied();
-    let here = identities
-        .iter()
-        .zip(&hosts)
-        .filter(|(_, host)| Some(**host) == own_host);
+    let ranks: Vec<Rank> = contacts.iter().map(|(rank, _)| *rank).collect();
+    check_reach(engine, &ranks, (&hosts, hosts[own]))?;
+    let here = (identities.iter().zip(&hosts)).filter(|(_, host)| **host == hosts[own]);
     let cores = here.fold(Cores::own(), |all, ((_, of_rank), _)| all.union(*of_rank));
     let mix = |hash: u64, byte: &u8| crate::prng::mix(hash ^ u64::from(*byte)).wrapping_add(hash);
     let common = Common {
-        identity: contacts.iter().flatten().fold(1, mix),
+        identity: contacts.iter().flat_map(|(_, bytes)| *bytes).fold(1, mix),
         hosts,
         places,
         cores,
@@ -154,19 +156,16 @@ fn number_hosts(identities: &[(HostIdentity, Cores)]) -> Vec<u32> {
 }
 
 /// An error if the transport joins ranks of one host only and some rank is on another.
-fn check_reach(engine: &mut Engine, hosts: &[u32]) -> Result<()> {
-    let own = hosts.get(engine.rank() as usize);
-    let far: Vec<usize> = (0..hosts.len())
-        .filter(|&rank| hosts.get(rank) != own)
-        .collect();
-    let capabilities = engine.transport().capabilities();
-    let name = capabilities.name;
-    if far.is_empty() || !capabilities.one_host {
+fn check_reach(engine: &Engine, ranks: &[Rank], (hosts, own): (&[u32], u32)) -> Result<()> {
+    let far = ranks.iter().zip(hosts).filter(|(_, host)| **host != own);
+    let far: Vec<Rank> = far.map(|(rank, _)| *rank).collect();
+    if far.is_empty() || !engine.is_of_one_host() {
         return Ok(());
     }
     Err(Error::Bootstrap(format!(
-        "ranks {far:?} are on other hosts than rank {} (another boot id, network namespace or LINERATE_HOSTID), and transport {name} joins ranks of one host only: use a transport that leaves the host (LINERATE_TRANSPORT), or, if they do share it, give all the same LINERATE_HOSTID",
-        engine.rank()
+        "ranks {far:?} are on other hosts than rank {} (another boot id, network namespace or LINERATE_HOSTID), and transport {} joins ranks of one host only: use a transport that leaves the host (LINERATE_TRANSPORT), or, if they do share it, give all the same LINERATE_HOSTID",
+        engine.rank(),
+        engine.transport_name()
     )))
 }
 

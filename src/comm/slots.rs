@@ -7,7 +7,7 @@ use super::connect::{self, Common, LOOK_AGAIN, Origin};
 use crate::bootstrap::RankContact;
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::Rank;
 
 /// This rank's end of such a communicator before anybody is connected, and its contact.
@@ -27,19 +27,11 @@ impl Opened {
     /// The communicator. `known`: contacts of ranks, this one's included.
     pub fn finish(self, known: &[(Rank, Vec<u8>)], origin: Origin) -> Result<Communicator> {
         let Opened { engine, .. } = self;
-        let own = known.iter().position(|(rank, _)| *rank == engine.rank());
-        let contacts: Vec<Vec<u8>> = known.iter().map(|(_, contact)| contact.clone()).collect();
-        let (common, parsed) = connect::read(&engine, &contacts, own.unwrap_or(0))?;
+        let contacts: Vec<(Rank, &[u8])> = (known.iter())
+            .map(|(rank, contact)| (*rank, contact.as_slice()))
+            .collect();
+        let (common, parsed) = connect::read(&engine, &contacts)?;
         let hosts = &common.hosts;
-        let own_host = own.map(|own| hosts[own]);
-        let far = hosts.iter().position(|host| Some(*host) != own_host);
-        if let Some(far) = far.filter(|_| engine.is_of_one_host()) {
-            return Err(Error::Bootstrap(format!(
-                "rank {} is on another host than rank {}, and transport shm joins ranks of one host only",
-                known[far].0,
-                engine.rank()
-            )));
-        }
         // Ranks of which nothing is known share no host with anybody.
         let unknown = 1 + hosts.iter().max().copied().unwrap_or(0);
         let mut all_hosts: Vec<u32> = (unknown..).take(engine.ranks() as usize).collect();
@@ -66,7 +58,7 @@ impl Communicator {
     /// Begins to connect a slot. The contact is that of the process which has it from now on.
     ///
     /// # Errors
-    /// [`Error::Malformed`], and an address that is none of this transport.
+    /// [`Malformed`](crate::Error::Malformed), and an address that is none of this transport.
     pub(super) fn connect_one(&self, peer: Rank, contact: &[u8]) -> Result<()> {
         let contact = RankContact::parse(contact)?.engine;
         self.driving()?.engine().connect_one(peer, contact)
@@ -90,25 +82,18 @@ impl Communicator {
             engine.drive(now);
             engine.drive_slow(now);
             engine.check()?;
-            let mut away = peers
-                .iter()
-                .filter(|(peer, _)| !engine.is_connected(*peer))
-                .peekable();
-            if away.peek().is_none() {
+            let mut away = peers.iter().filter(|(peer, _)| !engine.is_connected(*peer));
+            let Some((first, _)) = away.clone().next() else {
                 return Ok(());
-            }
-            let lost: Vec<&(Rank, Vec<u8>)> = away
-                .clone()
-                .filter(|(peer, _)| !engine.is_connecting(*peer))
-                .collect();
+            };
             let timeout = engine.config().timeout;
             if now.since(begun) > timeout {
-                let (rank, _) = away.next().expect("it was seen");
-                let what = format!("a connection to rank {rank} in {timeout:?}");
-                return Err(engine.error_of_ended(*rank, what));
+                let what = format!("a connection to rank {first} in {timeout:?}");
+                return Err(engine.error_of_ended(*first, what));
             }
+            let lost = away.find(|(peer, _)| !engine.is_connecting(*peer));
             drop(engine);
-            for (peer, contact) in lost {
+            if let Some((peer, contact)) = lost {
                 self.connect_one(*peer, contact)?;
             }
             meanwhile()?;

@@ -83,6 +83,11 @@ impl Part {
         len: 0,
     };
 
+    /// Its elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// As words, for other ranks.
     pub fn emit(&self) -> [u64; 3] {
         [u64::from(self.key.0), self.offset, self.len as u64]

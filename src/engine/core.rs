@@ -175,6 +175,11 @@ impl Engine {
         self.driver.links.transport.as_mut()
     }
 
+    /// The name of the transport.
+    pub fn transport_name(&self) -> &'static str {
+        self.driver.links.transport.capabilities().name
+    }
+
     /// Whether the transport joins ranks of one host only.
     pub fn is_of_one_host(&self) -> bool {
         self.driver.links.transport.capabilities().one_host

@@ -165,7 +165,7 @@ fn the_death_of_a_worker_holds_no_other_worker_up() {
 
 #[test]
 fn a_server_that_is_killed_is_replaced_by_the_other_one_of_its_shard() {
-    for (transport, ()) in each(&[(0, ()), (1, ())]) {
+    for transport in transports() {
         for victim in [0, 1, 3] {
             let (servers, ranks) = (4, 7);
             let job = start((servers, ranks), transport, "copies");
@@ -194,7 +194,7 @@ fn a_server_that_is_killed_is_replaced_by_the_other_one_of_its_shard() {
 
 #[test]
 fn a_worker_that_is_stopped_is_taken_out_and_told_so_when_it_goes_on() {
-    for (transport, ()) in each(&[(0, ()), (1, ())]) {
+    for transport in transports() {
         let job = start((2, 5), transport, "evict");
         job.signal(3, Signal::STOP);
         std::thread::sleep(Duration::from_secs(3));
@@ -280,7 +280,7 @@ fn processes_take_the_places_of_workers_that_were_killed() {
 
 #[test]
 fn a_process_joins_servers_whose_leader_was_killed() {
-    for (transport, ()) in each(&[(0, ()), (1, ())]) {
+    for transport in transports() {
         let of_job = (4, 7);
         let mut job = start(of_job, transport, "copies");
         for victim in [4, 0, 5] {

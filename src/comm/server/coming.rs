@@ -90,6 +90,14 @@ impl std::fmt::Display for DoorAddress {
     }
 }
 
+/// What a process hears from a server.
+enum Heard {
+    Nothing,
+    Said(Spoken),
+    /// The server has ended, or says nothing more.
+    Lost,
+}
+
 /// A process that comes.
 struct Comer<'a> {
     address: DoorAddress,
@@ -122,19 +130,22 @@ impl Comer<'_> {
                     continue;
                 };
                 conversation.say(&Spoken::Ask(arguments.into()).emit());
-                while let Some(answer) = self.hear(&mut conversation)? {
-                    match answer {
-                        None => std::thread::sleep(LOOK_AGAIN),
-                        Some(Spoken::Place(place)) => return Ok((leader, conversation, place)),
-                        Some(Spoken::Later(text)) => {
+                while !self.is_late() {
+                    match self.hear(&mut conversation)? {
+                        Heard::Nothing => std::thread::sleep(LOOK_AGAIN),
+                        Heard::Lost => break,
+                        Heard::Said(Spoken::Place(place)) => {
+                            return Ok((leader, conversation, place));
+                        }
+                        Heard::Said(Spoken::Later(text)) => {
                             heard = self.clock.now();
                             last = text;
                             break;
                         }
-                        Some(_) => return Err(Error::Malformed("a place that is none".into())),
-                    }
-                    if self.is_late() {
-                        break;
+                        Heard::Said(other) => {
+                            let text = format!("a server that was asked for a place: {other:?}");
+                            return Err(Error::Malformed(text));
+                        }
                     }
                 }
             }
@@ -159,14 +170,14 @@ impl Comer<'_> {
         }
     }
 
-    /// What a server says; `None`: it says nothing more.
-    fn hear(&self, conversation: &mut Conversation) -> Result<Option<Option<Spoken>>> {
+    /// What a server says. An error if it refuses this process.
+    fn hear(&self, conversation: &mut Conversation) -> Result<Heard> {
         match conversation.hear() {
-            Err(_) => Ok(None),
-            Ok(None) => Ok(Some(None)),
+            Err(_) => Ok(Heard::Lost),
+            Ok(None) => Ok(Heard::Nothing),
             Ok(Some(Message::Refused(text))) => Err(self.refused(&text)),
             Ok(Some(message)) => match Spoken::parse(&message) {
-                Some(spoken) => Ok(Some(Some(spoken))),
+                Some(spoken) => Ok(Heard::Said(spoken)),
                 None => Err(Error::Malformed(format!("a server said {message:?}"))),
             },
         }
@@ -202,7 +213,7 @@ impl Comer<'_> {
         let mut has_lost = false;
         let connected = shared.comm.connect_all(servers, || {
             for conversation in &mut talks {
-                has_lost |= self.hear(conversation)?.is_none();
+                has_lost |= matches!(self.hear(conversation)?, Heard::Lost);
             }
             match has_lost {
                 true => Err(self.refused("a server has ended")),

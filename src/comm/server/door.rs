@@ -5,7 +5,7 @@ use super::shared::Shared;
 use super::spoken::{Arrival, Place, Spoken};
 use crate::bootstrap::{Conversation, MeetingPlace, Message, note};
 use crate::comm::window::Part;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::Rank;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -162,6 +162,11 @@ impl Door {
             return Ok(Goes::On);
         };
         let worker = arrival.worker as usize;
+        if arrival.parts[1].len() != shared.layout.words() {
+            let text = "it has another version of linerate than the servers: install the same";
+            guest.conversation.say(&Message::Refused(text.into()));
+            return Ok(Goes::Over);
+        }
         let Some(&rank) = shared.layout.workers.get(worker) else {
             return Ok(Goes::Over);
         };
@@ -200,10 +205,9 @@ impl Door {
             let [data, words] = arrival.parts;
             let told = (shared.data.set_part(rank, data))
                 .and_then(|()| shared.words.set_part(rank, words));
-            match told {
-                Ok(()) => {}
-                Err(Error::PeerFailed { .. } | Error::Left { .. }) => return Ok(Goes::Over),
-                Err(error) => return Err(error),
+            if told.is_err() {
+                // It has ended. If the communicator has failed, the service says so.
+                return Ok(Goes::Over);
             }
         }
         if !guest.is_here || !shard.is_cleared(worker) {
@@ -231,8 +235,8 @@ impl Known {
         }
         let (worker, count) = match shard.give_place(|worker| given.contains(&worker)) {
             Ok(given) => given,
-            Err(NoPlace::Now(text)) => return Err(Spoken::Later(text).emit()),
-            Err(NoPlace::Ever(text)) => return Err(Message::Refused(text)),
+            Err(NoPlace::NotNow(text)) => return Err(Spoken::Later(text).emit()),
+            Err(NoPlace::Never(text)) => return Err(Message::Refused(text)),
         };
         let layout = &shared.layout;
         let mut contacts = self.contacts.clone();

@@ -2,7 +2,9 @@
 
 use super::thread_tests::{TRANSPORTS, ranks, tensors};
 use super::*;
+use crate::comm::Simulation;
 use crate::staleness::Staleness;
+use crate::transport::sim::SimOptions;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -203,4 +205,14 @@ fn a_process_joins_where_connections_are_made_at_their_first_use() {
         assert_eq!(report.version, 2 * 18 + 2, "{report:?}");
         assert_eq!(report.pushes[5], 4);
     }
+}
+
+#[test]
+fn a_simulation_has_no_places_for_processes_that_come_later() {
+    let mut simulation = Simulation::new(SimOptions::new(2, 1), Config::default()).unwrap();
+    let options = options(Staleness::Asp, 1, 0);
+    let all = tensors(DataType::F32, &[COUNT]);
+    let refused = SimulatedServer::new(&mut simulation, &all, &options).map(drop);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("spares in a simulation"), "{text}");
 }

@@ -274,7 +274,12 @@ impl ParameterServer {
     /// use std::sync::mpsc::channel;
     /// let job = format!("join-{}", std::process::id());
     /// let tensor = TensorSpec { name: "weights".into(), count: 100, dtype: DataType::F32 };
-    /// let options = ServerOptions { servers: vec![0], spares: 1, rate: 1.0, ..Default::default() };
+    /// let options = ServerOptions {
+    ///     servers: vec![0],
+    ///     spares: 1,
+    ///     rate: 1.0,
+    ///     ..ServerOptions::default()
+    /// };
     /// let (tell, address) = channel();
     /// let both = std::sync::Barrier::new(2);
     /// let train = |server: ParameterServer| -> linerate::Result<f32> {
@@ -304,8 +309,8 @@ impl ParameterServer {
     ///     }
     ///     // Usually in another process.
     ///     let (tensors, address) = (vec![tensor.clone()], address.recv().unwrap());
-    ///     let server = ParameterServer::join(&address, tensors, options.clone(), Config::default());
-    ///     let server = server.unwrap();
+    ///     let config = Config::default();
+    ///     let server = ParameterServer::join(&address, tensors, options.clone(), config).unwrap();
     ///     assert_eq!(server.worker(), Some(1));
     ///     assert_eq!(train(server).unwrap(), 8.0);
     /// });

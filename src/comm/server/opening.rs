@@ -14,7 +14,7 @@ use crate::bootstrap::{Reunion, note};
 use crate::comm::Communicator;
 use crate::comm::connect::Origin;
 use crate::comm::slots::Opened;
-use crate::comm::window::{Part, Window};
+use crate::comm::window::Part;
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
 use crate::types::Rank;
@@ -64,20 +64,14 @@ pub fn open(
     let layout = Layout::new(tensors, &options, ranks)?;
     let what = "its part of a parameter server";
     let (rank, slots, config) = (comm.rank(), layout.slots(ranks), &comm.inner.config);
-    let (opened, contact) = match Opened::new(rank, slots, config) {
-        Ok(opened) => (Some(opened), Ok(())),
-        Err(error) => (None, Err(error)),
-    };
-    let contact = contact.map(|()| {
-        let opened = opened.as_ref().expect("it was opened");
-        opened.contact.clone()
-    });
+    let opened = Opened::new(rank, slots, config);
+    let contact = opened.as_ref().map(|opened| opened.contact.clone());
+    let contact = contact.map_err(Error::clone);
     let contacts = comm.gather_made(contact, what)?;
     let arguments = options.describe(tensors);
     let connect = || -> Result<Made> {
-        let opened = opened.expect("it was opened");
         let known: Vec<(Rank, Vec<u8>)> = (0..).zip(contacts.iter().cloned()).collect();
-        let of_slots = opened.finish(&known, Origin::of(comm, false)?)?;
+        let of_slots = opened?.finish(&known, Origin::of(comm, false)?)?;
         let family = comm.driving()?.family();
         of_slots.connect_all(&known, || {
             // The caller may have operations under way that must end before peers can make this
@@ -85,18 +79,7 @@ pub fn open(
             family.drive(None);
             Ok(())
         })?;
-        make(
-            &of_slots,
-            layout,
-            tensors,
-            options,
-            function,
-            |comm, bytes, words| {
-                let data = comm.window_of_slots(&comm.alloc::<u8>(bytes)?)?;
-                let words = comm.window_of_slots(&comm.alloc::<u64>(words)?)?;
-                Ok((data, words))
-            },
-        )
+        make(&of_slots, layout, tensors, options, function)
     };
     let made = connect();
     let own = made.as_ref().map_err(Error::clone).map(|made| {
@@ -159,19 +142,23 @@ impl DoorAddress {
     }
 }
 
-/// What a rank has, with windows that `windows` makes, of as many bytes and words.
-pub fn make(
+/// What a rank of a communicator has. Of a simulated one, whose ranks are all connected, the windows
+/// are of all ranks; else no other rank knows of them.
+fn make(
     comm: &Communicator,
     layout: Layout,
     tensors: &[TensorSpec],
     options: ServerOptions,
     function: Option<UpdateFn>,
-    windows: impl FnOnce(&Communicator, usize, usize) -> Result<(Window<u8>, Window<u64>)>,
 ) -> Result<Made> {
     let place = |ranks: &[Rank]| ranks.iter().position(|&rank| rank == comm.rank());
     let (server, worker) = (place(&layout.servers), place(&layout.workers));
     let bytes = server.map_or(0, |server| layout.server_bytes(server));
-    let (data, words) = windows(comm, bytes, layout.words())?;
+    let (data, words) = (comm.alloc::<u8>(bytes)?, comm.alloc::<u64>(layout.words())?);
+    let (data, words) = match comm.inner.clock.is_virtual() {
+        true => (comm.start_window(&data)?, comm.start_window(&words)?),
+        false => (comm.window_of_slots(&data)?, comm.window_of_slots(&words)?),
+    };
     let shared = Arc::new(Shared {
         comm: comm.clone(),
         layout,
@@ -205,16 +192,5 @@ pub fn open_simulated(
     }
     let layout = Layout::new(tensors, &options, comm.ranks())?;
     comm.driving()?.engine().tolerate_failures();
-    make(
-        comm,
-        layout,
-        tensors,
-        options,
-        None,
-        |comm, bytes, words| {
-            let data = comm.start_window(&comm.alloc::<u8>(bytes)?)?;
-            let words = comm.start_window(&comm.alloc::<u64>(words)?)?;
-            Ok((data, words))
-        },
-    )
+    make(comm, layout, tensors, options, None)
 }

@@ -12,8 +12,8 @@ use crate::error::Result;
 /// Why there is no place for a process.
 pub enum NoPlace {
     /// There may be one later.
-    Now(String),
-    Ever(String),
+    NotNow(String),
+    Never(String),
 }
 
 impl Shard {
@@ -50,12 +50,12 @@ impl Shard {
         &mut self,
         is_reserved: impl Fn(usize) -> bool,
     ) -> std::result::Result<(usize, u64), NoPlace> {
-        let later = |text: &str| Err(NoPlace::Now(text.into()));
+        let later = |text: &str| Err(NoPlace::NotNow(text.into()));
         let Some(leading) = self.leading.as_mut().filter(|leading| leading.leads()) else {
             return later("this server does not lead");
         };
         if leading.has_told_end() {
-            return Err(NoPlace::Ever("all workers have finished".into()));
+            return Err(NoPlace::Never("all workers have finished".into()));
         }
         if !self.has_begun {
             return later("it has no weights yet");
@@ -82,7 +82,7 @@ impl Shard {
         let text = format!(
             "all {count} workers are there: a process takes the place of one that has ended, or one of ServerOptions::spares"
         );
-        Err(NoPlace::Now(text))
+        Err(NoPlace::NotNow(text))
     }
 
     /// How often the place of a worker was given to another process, as far as this server is in
