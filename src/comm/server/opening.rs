@@ -142,8 +142,8 @@ impl DoorAddress {
     }
 }
 
-/// What a rank of a communicator has. Of a simulated one, whose ranks are all connected, the windows
-/// are of all ranks; else no other rank knows of them.
+/// What a rank of a communicator has. In a simulation, whose ranks are all connected, its windows
+/// are shared with all of them; otherwise no other rank knows of them yet.
 fn make(
     comm: &Communicator,
     layout: Layout,
