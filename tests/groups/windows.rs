@@ -269,9 +269,14 @@ fn a_rank_that_has_dropped_its_window_or_left_is_named() {
                     "{error}"
                 );
                 comm.barrier().unwrap();
+                // Rank 2 drops its window a moment before its communicator.
                 let error = loop {
                     match window.put(&small, 2, 0).unwrap().wait() {
                         Ok(()) => std::thread::sleep(Duration::from_millis(1)),
+                        Err(Error::InvalidArgument(text)) => assert!(
+                            text.contains("rank 2: that rank has ended its window"),
+                            "{text}"
+                        ),
                         Err(error) => break error,
                     }
                 };
