@@ -1,5 +1,8 @@
 //! [`Simulation`]: all ranks of a job in one process, in virtual time, on a simulated fabric.
 
+#[cfg(test)]
+mod slots;
+
 use super::connect::{self, Common, Origin};
 use super::driving::Driving;
 use super::{Buffer, Communicator, SparseAllreduce, SparseResult};
@@ -37,17 +40,8 @@ impl Simulation {
         options.check()?;
         let world = World::new(options);
         let options = world.options();
-        let clock = Clock::Virtual(world.clock());
-        let host = Host {
-            threads_max: 1,
-            cache_bytes: usize::MAX,
-            is_size_only: options.size_only,
-        };
         let mut engines: Vec<Engine> = (0..options.ranks)
-            .map(|rank| {
-                let transport = Box::new(world.transport(rank));
-                Engine::new(transport, rank, options.ranks, config.clone(), host)
-            })
+            .map(|rank| engine_of(&world, rank, &config))
             .collect::<Result<_>>()?;
         let contacts: Arc<[Contact]> = engines.iter().map(Engine::contact).collect();
         for engine in &mut engines {
@@ -68,24 +62,9 @@ impl Simulation {
             }
             waiting = still;
         }
-        let common = Common {
-            identity: 0,
-            hosts: (0..options.ranks)
-                .map(|rank| options.host_of(rank))
-                .collect(),
-            places: Vec::new(),
-            cores: Cores::own(),
-            bytes_per_second: None,
-            models: None,
-        };
-        let connected = engines.into_iter().map(|engine| {
-            let origin = Origin {
-                is_member: false,
-                ..Origin::new(clock.clone())?
-            };
-            Ok(connect::finish(engine, origin, options.size_only, &common))
-        });
-        let communicators = connected.collect::<Result<_>>()?;
+        let connected = engines.into_iter();
+        let communicators = connected.map(|engine| communicator_of(&world, engine));
+        let communicators = communicators.collect::<Result<_>>()?;
         Ok(Simulation {
             world,
             communicators,
@@ -283,6 +262,36 @@ impl Simulation {
         let mut after = all.iter().map(has_failed).zip(before);
         Ok(after.any(|(after, before)| after && !before))
     }
+}
+
+fn engine_of(world: &World, rank: Rank, config: &Config) -> Result<Engine> {
+    let options = world.options();
+    let host = Host {
+        threads_max: 1,
+        cache_bytes: usize::MAX,
+        is_size_only: options.size_only,
+    };
+    let transport = Box::new(world.transport(rank));
+    Engine::new(transport, rank, options.ranks, config.clone(), host)
+}
+
+fn communicator_of(world: &World, engine: Engine) -> Result<Communicator> {
+    let options = world.options();
+    let common = Common {
+        identity: 0,
+        hosts: (0..options.ranks)
+            .map(|rank| options.host_of(rank))
+            .collect(),
+        places: Vec::new(),
+        cores: Cores::own(),
+        bytes_per_second: None,
+        models: None,
+    };
+    let origin = Origin {
+        is_member: false,
+        ..Origin::new(Clock::Virtual(world.clock()))?
+    };
+    Ok(connect::finish(engine, origin, options.size_only, &common))
 }
 
 fn stands_still() -> Error {

@@ -60,8 +60,10 @@ pub struct Ledger {
     living: Vec<bool>,
     gone: Vec<bool>,
     open: Vec<bool>,
-    /// By worker: whether its push that is not numbered yet is left out.
+    /// By worker: whether its push that is not numbered yet is left out; and whether its place was
+    /// given to a process that has not been there yet.
     skipped: Vec<bool>,
+    awaited: Vec<bool>,
     order: VecDeque<Entry>,
     decisions: VecDeque<Decision>,
 }
@@ -97,6 +99,7 @@ impl Ledger {
             gone: vec![false; count],
             open: vec![false; count],
             skipped: vec![false; count],
+            awaited: vec![false; count],
             order: VecDeque::new(),
             decisions: VecDeque::new(),
         })
@@ -137,18 +140,27 @@ impl Ledger {
         self.arrived[at].fill(0);
         (self.numbered[at], self.base[at]) = (0, 0);
         (self.asked[at], self.ordered[at]) = (0, 0);
+        self.awaited[at] = true;
     }
 
-    /// Gives the place of a worker to another process, in the order too. False: it cannot be given
-    /// now, because the worker is there, or has pushed in a round that is not over.
+    /// Gives the place of a worker to another process, in the order too, unless the one that got it
+    /// last was never there. False: it cannot be given now, because the worker is there, or has
+    /// pushed in a round that is not over.
     pub fn replace(&mut self, worker: u32) -> bool {
         let at = worker as usize;
         if !self.leads || self.living[at] || self.open[at] {
             return false;
         }
+        if !self.awaited[at] {
+            self.order.push_back(Entry::Replace(worker));
+        }
         self.forget(at);
-        self.order.push_back(Entry::Replace(worker));
         true
+    }
+
+    /// Whether the process that got the place of a worker last has not been there yet.
+    pub fn is_awaited(&self, worker: u32) -> bool {
+        self.awaited[worker as usize]
     }
 
     /// Whether a worker is there.
@@ -167,6 +179,7 @@ impl Ledger {
         let fewest = fewest.unwrap_or(self.clock(at));
         self.base[at] = fewest as i64 - self.numbered[at] as i64;
         self.living[at] = true;
+        self.awaited[at] = false;
         true
     }
 

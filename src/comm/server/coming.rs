@@ -156,15 +156,13 @@ impl Comer<'_> {
         }
     }
 
-    /// Visits a server, which may be busy.
-    fn visit(&self, reunion: &Reunion, rank: Rank) -> Result<Conversation> {
+    /// Visits a server, which may be busy. `None`: it does not answer.
+    fn visit(&self, reunion: &Reunion, rank: Rank) -> Result<Option<Conversation>> {
+        let begun = self.clock.now();
         loop {
-            if let Some(conversation) = reunion.visit(rank, &self.clock)? {
-                return Ok(conversation);
-            }
-            if self.is_late() {
-                let text = format!("rank {rank}, a server, does not answer");
-                return Err(self.refused(&text));
+            let visited = reunion.visit(rank, &self.clock)?;
+            if visited.is_some() || self.clock.now().since(begun) > SILENCE {
+                return Ok(visited);
             }
             std::thread::sleep(ASK_AGAIN);
         }
@@ -197,7 +195,7 @@ impl Comer<'_> {
             worker: place.worker,
             count: place.count,
             contact: contact.to_vec(),
-            parts: [shared.data.own_part(), shared.words.own_part()],
+            parts: shared.own_parts(),
         });
         let mut talks = Vec::new();
         let (leader, mut conversation) = (leader.0, Some(leader.1));
@@ -205,7 +203,14 @@ impl Comer<'_> {
             let known = (*rank == leader).then(|| conversation.take()).flatten();
             let mut conversation = match known {
                 Some(conversation) => conversation,
-                None => self.visit(reunion, *rank)?,
+                None => match self.visit(reunion, *rank)? {
+                    Some(conversation) => conversation,
+                    None if self.is_late() => {
+                        let text = format!("rank {rank}, a server, does not answer");
+                        return Err(self.refused(&text));
+                    }
+                    None => return Ok(None),
+                },
             };
             conversation.say(&come.emit());
             talks.push(conversation);
@@ -225,9 +230,7 @@ impl Comer<'_> {
         }
         connected?;
         for ((rank, _), conversation) in servers.iter().zip(&mut talks) {
-            let [data, words] = place.parts[*rank as usize];
-            shared.data.set_part(*rank, data)?;
-            shared.words.set_part(*rank, words)?;
+            shared.set_parts(*rank, place.parts[*rank as usize])?;
             conversation.say(&Spoken::Here.emit());
         }
         Ok(Some(talks))

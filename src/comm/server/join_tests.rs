@@ -209,10 +209,10 @@ fn a_process_joins_where_connections_are_made_at_their_first_use() {
 
 #[test]
 fn a_simulation_has_no_places_for_processes_that_come_later() {
-    let mut simulation = Simulation::new(SimOptions::new(2, 1), Config::default()).unwrap();
+    let simulation = Simulation::new(SimOptions::new(2, 1), Config::default()).unwrap();
     let options = options(Staleness::Asp, 1, 0);
     let all = tensors(DataType::F32, &[COUNT]);
-    let refused = SimulatedServer::new(&mut simulation, &all, &options).map(drop);
+    let refused = SimulatedServer::new(&simulation, &all, &options).map(drop);
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("spares in a simulation"), "{text}");
 }

@@ -295,10 +295,10 @@ impl Layout {
         self.order_start(leader) + (number % self.order_len() as u64) as usize
     }
 
-    /// Entries of the order that a server has not come to: pushes, a request of each worker, and
-    /// its end with the round that it ends.
+    /// Entries of the order that a server has not come to: of each worker its pushes, a request,
+    /// its end with the round that it ends, and that another process has its place.
     pub fn order_len(&self) -> usize {
-        self.workers.len() * (self.slots + 3)
+        self.workers.len() * (self.slots + 4)
     }
 
     fn worker_start(&self) -> usize {

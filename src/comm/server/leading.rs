@@ -68,6 +68,8 @@ pub enum Mutant {
     NumbersEarly,
     /// The leader tells everybody an entry before the second leader has it.
     TellsEarly,
+    /// A server lets a process in before it has come to where that gets its place.
+    LetsInEarly,
 }
 
 impl Leading {
@@ -127,12 +129,16 @@ impl Leading {
         }
     }
 
-    /// Gives the place of a worker to another process; gives how often that was done. `None`: it
-    /// cannot be given now.
+    /// Gives the place of a worker to another process; gives how often that was done, where a
+    /// process that got it and was never there does not count. `None`: it cannot be given now.
     pub fn replace(&mut self, worker: usize) -> Option<u64> {
+        let is_again = self.ledger.is_awaited(worker as u32);
         let is_given = !self.has_told_end && self.ledger.replace(worker as u32);
         is_given.then(|| {
-            self.await_next(worker);
+            match is_again {
+                true => self.replaced[worker].1 = true,
+                false => self.await_next(worker),
+            }
             self.replaced[worker].0
         })
     }
@@ -164,6 +170,10 @@ impl Leading {
     /// Notes what the servers have, and what workers ask for. `come`: the pushes of each worker
     /// that have come here.
     pub fn note(&mut self, come: &[u64]) -> Result<()> {
+        if self.has_told_end {
+            // A worker that asks for something now finds that the servers leave.
+            return Ok(());
+        }
         let (layout, words) = (&self.shared.layout, &self.shared.words);
         let now = self.shared.now();
         for (worker, &come) in come.iter().enumerate() {

@@ -59,6 +59,12 @@ mod join_tests;
 #[cfg(test)]
 mod request_tests;
 #[cfg(test)]
+mod sim_lobby;
+#[cfg(test)]
+mod sim_newcomers;
+#[cfg(test)]
+mod sim_ranks;
+#[cfg(test)]
 mod sim_tests;
 #[cfg(test)]
 mod split_tests;

@@ -82,10 +82,10 @@ pub fn open(
         make(&of_slots, layout, tensors, options, function)
     };
     let made = connect();
-    let own = made.as_ref().map_err(Error::clone).map(|made| {
-        let parts = [made.shared.data.own_part(), made.shared.words.own_part()];
-        emit_parts(&parts)
-    });
+    let own = made
+        .as_ref()
+        .map_err(Error::clone)
+        .map(|made| emit_parts(&made.shared.own_parts()));
     let all = comm.gather_made(own, what)?;
     let mut made = made?;
     let shared = made.shared.clone();
@@ -93,9 +93,8 @@ pub fn open(
         parse_parts(bytes).ok_or_else(|| Error::Malformed("a rank has other windows".to_string()))
     });
     let parts = parts.collect::<Result<Vec<[Part; 2]>>>()?;
-    for (peer, &[data, words]) in (0..).zip(&parts) {
-        shared.data.set_part(peer, data)?;
-        shared.words.set_part(peer, words)?;
+    for (peer, &parts) in (0..).zip(&parts) {
+        shared.set_parts(peer, parts)?;
     }
     // Who uses a window knows that its owner has made it known.
     comm.gather_words(&[0])?;
@@ -142,8 +141,7 @@ impl DoorAddress {
     }
 }
 
-/// What a rank of a communicator has. In a simulation, whose ranks are all connected, its windows
-/// are shared with all of them; otherwise no other rank knows of them yet.
+/// What a rank of a communicator has. No other rank knows of its windows yet.
 fn make(
     comm: &Communicator,
     layout: Layout,
@@ -155,10 +153,7 @@ fn make(
     let (server, worker) = (place(&layout.servers), place(&layout.workers));
     let bytes = server.map_or(0, |server| layout.server_bytes(server));
     let (data, words) = (comm.alloc::<u8>(bytes)?, comm.alloc::<u64>(layout.words())?);
-    let (data, words) = match comm.inner.clock.is_virtual() {
-        true => (comm.start_window(&data)?, comm.start_window(&words)?),
-        false => (comm.window_of_slots(&data)?, comm.window_of_slots(&words)?),
-    };
+    let (data, words) = (comm.window_of_slots(&data)?, comm.window_of_slots(&words)?);
     let shared = Arc::new(Shared {
         comm: comm.clone(),
         layout,
@@ -178,19 +173,24 @@ fn make(
     })
 }
 
-/// As [`open`], of a rank of a simulation, which cannot wait: it has its parts when all ranks have
-/// made theirs ([`Shared::is_ready`]), and nobody comes later.
-pub fn open_simulated(
-    comm: &Communicator,
+/// As [`open`], of all ranks of a simulation, which cannot wait for each other.
+pub fn open_simulated<'a>(
+    all: impl Iterator<Item = &'a Communicator>,
     tensors: &[TensorSpec],
-    options: ServerOptions,
-) -> Result<Made> {
-    if options.spares > 0 {
-        return Err(Error::invalid(
-            "ServerOptions: spares in a simulation, where nobody comes later",
-        ));
+    options: &ServerOptions,
+) -> Result<Vec<Made>> {
+    let made = all.map(|comm| {
+        comm.driving()?.engine().tolerate_failures();
+        let ranks = comm.ranks() - options.spares;
+        let layout = Layout::new(tensors, options, ranks)?;
+        make(comm, layout, tensors, options.clone(), None)
+    });
+    let made = made.collect::<Result<Vec<Made>>>()?;
+    for own in &made {
+        for peer in &made {
+            let (peer, parts) = (peer.shared.comm.rank(), peer.shared.own_parts());
+            own.shared.set_parts(peer, parts)?;
+        }
     }
-    let layout = Layout::new(tensors, &options, comm.ranks())?;
-    comm.driving()?.engine().tolerate_failures();
-    make(comm, layout, tensors, options, None)
+    Ok(made)
 }

@@ -175,12 +175,6 @@ impl Shard {
         self.workers.iter().all(|pushes| pushes.is_finished)
     }
 
-    /// By worker: how many of its pushes have been applied.
-    #[cfg(test)]
-    pub fn done(&self) -> Vec<u64> {
-        self.workers.iter().map(|pushes| pushes.done).collect()
-    }
-
     /// The weights.
     #[cfg(test)]
     pub fn weights(&self) -> Vec<f32> {

@@ -1,8 +1,10 @@
 //! [`Shared`]: the communicator and the windows of a parameter server.
 
 use super::layout::Layout;
+use crate::comm::window::Part;
 use crate::comm::{Buffer, Communicator, Window};
 use crate::error::Result;
+use crate::types::Rank;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -30,8 +32,15 @@ impl Shared {
         self.layout.servers[0] == self.comm.rank()
     }
 
-    /// Whether all ranks have their windows.
-    pub fn is_ready(&self) -> Result<bool> {
-        Ok(self.data.is_ready()? && self.words.is_ready()?)
+    /// This rank's parts of the windows: data, and words.
+    pub fn own_parts(&self) -> [Part; 2] {
+        [self.data.own_part(), self.words.own_part()]
+    }
+
+    /// The parts of the process that has this slot from now on. Makes those of this rank known to
+    /// it.
+    pub fn set_parts(&self, rank: Rank, [data, words]: [Part; 2]) -> Result<()> {
+        self.data.set_part(rank, data)?;
+        self.words.set_part(rank, words)
     }
 }

@@ -7,13 +7,11 @@ use super::ServerOptions;
 use super::opening::open_simulated;
 use super::report::ServerReport;
 use super::shard::Shard;
-use super::shared::Shared;
 use super::worker::Worker;
 use crate::comm::{Buffer, Simulation};
 use crate::error::{Error, Result};
 use crate::fusion::TensorSpec;
 use crate::time::Time;
-use std::sync::Arc;
 
 /// See the module.
 pub struct SimulatedServer {
@@ -21,7 +19,6 @@ pub struct SimulatedServer {
 }
 
 struct SimulatedRank {
-    shared: Arc<Shared>,
     shard: Option<Shard>,
     worker: Option<Worker>,
     /// Its shard has nothing more to do.
@@ -68,35 +65,24 @@ enum Phase {
 impl SimulatedServer {
     /// As [`ParameterServer::new`](super::ParameterServer::new), on all ranks.
     pub fn new(
-        simulation: &mut Simulation,
+        simulation: &Simulation,
         tensors: &[TensorSpec],
         options: &ServerOptions,
     ) -> Result<SimulatedServer> {
-        let opened = simulation.communicators().iter().map(|comm| {
-            let made = open_simulated(comm, tensors, options.clone())?;
-            Ok(SimulatedRank {
-                shared: made.shared,
-                shard: made.shard,
-                worker: made.worker,
-                is_served: false,
-            })
-        });
-        let ranks = opened.collect::<Result<Vec<SimulatedRank>>>()?;
-        let mut failure = None;
-        simulation.run(|_| {
-            let mut all = ranks.iter();
-            all.all(|rank| match rank.shared.is_ready() {
-                Ok(is_ready) => is_ready,
-                Err(error) => {
-                    failure = Some(error);
-                    true
-                }
-            })
-        })?;
-        match failure {
-            Some(error) => Err(error),
-            None => Ok(SimulatedServer { ranks }),
+        if options.spares > 0 {
+            return Err(Error::invalid(
+                "ServerOptions: spares in a simulation, where nobody comes later",
+            ));
         }
+        let made = open_simulated(simulation.communicators().iter(), tensors, options)?;
+        let ranks = made.into_iter().map(|made| SimulatedRank {
+            shard: made.shard,
+            worker: made.worker,
+            is_served: false,
+        });
+        Ok(SimulatedServer {
+            ranks: ranks.collect(),
+        })
     }
 
     /// Gives the weights to begin with, in f32 and in the memory of the first worker.

@@ -1,7 +1,7 @@
 //! Parameter servers with two servers of each shard whose network falls into two parts: each part
 //! has one order, or ends with errors.
 
-use super::sim_tests::{PUSHES, Rank};
+use super::sim_ranks::{PUSHES, Rank};
 use super::*;
 use crate::comm::Simulation;
 use crate::config::Config;
@@ -32,9 +32,7 @@ fn split(seed: u64) -> std::result::Result<bool, String> {
     let magnitude = 14 + prng.below(8);
     let end = Time(prng.below(1 << magnitude));
     let mut simulation = Simulation::new(SimOptions::new(ranks, seed), Config::default()).unwrap();
-    let mut all: Vec<Rank> = (simulation.communicators().iter())
-        .map(|comm| Rank::new(comm, &tensors, &options, 40))
-        .collect();
+    let mut all = Rank::all(&simulation, &tensors, &options);
     let world = simulation.world().clone();
     world.wake_at(0, end);
     let (mut is_split, mut errors) = (false, vec![None; ranks as usize]);

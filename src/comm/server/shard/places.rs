@@ -1,10 +1,11 @@
 //! How a place of a worker goes from one process to another.
 //!
 //! The leader puts it in order ([`Entry::Replace`](crate::staleness::Entry)): what the process
-//! before has pushed counts up to there, on all servers. Each server connects the next one when it
-//! has come to that entry, so that nothing of the one before arrives any more, and takes the words
-//! of the place back. The next one begins when all servers have let it in, and is there when its
-//! [`Request::Attach`](crate::comm::server::request::Request) is in order.
+//! before has pushed counts up to there, on all servers. It does so once until a process is there
+//! again, so that a slow server is never told of more than its words hold. Each server connects the
+//! next one when it has come to that entry, so that nothing of the one before arrives any more, and
+//! takes the words of the place back. The next one begins when all servers have let it in, and is
+//! there when its [`Request::Attach`](crate::comm::server::request::Request) is in order.
 
 use super::{Pushes, Shard};
 use crate::error::Result;
@@ -106,6 +107,7 @@ impl Shard {
         ];
         of_worker.into_iter().for_each(|at| words.store(at, 0));
         self.signals.stay(layout.workers[worker]);
+        self.gradients.forget(worker);
         self.workers[worker].is_awaited = false;
         if let Some(leading) = &mut self.leading {
             leading.let_in(worker);

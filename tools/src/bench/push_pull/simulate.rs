@@ -47,7 +47,7 @@ impl Measure for SimulatedJob<'_> {
         let plan = self.plan;
         let mut simulation = Simulation::new(self.options(), plan.config.clone())?;
         let tensors = [plan.tensor(count)];
-        let mut server = SimulatedServer::new(&mut simulation, &tensors, &plan.options())?;
+        let mut server = SimulatedServer::new(&simulation, &tensors, &plan.options())?;
         let workers = &simulation.communicators()[plan.args.servers as usize..];
         let first = workers[0].alloc::<f32>(count as usize)?;
         let mut weights: Vec<Buffer<W>> = Vec::new();
