@@ -133,6 +133,10 @@ pub struct Pair {
     pub shared: AtomicU32,
     /// The event of a failure that a peer has brought about.
     pub cause: AtomicU32,
+    /// 1 while a peer moves bytes into a receive that it has taken, and the identity of that. It
+    /// stays so if the peer's process is killed meanwhile.
+    pub is_taken: AtomicU32,
+    pub taken: AtomicU64,
 }
 
 /// Where peers leave completions, until the owner fetches them.

@@ -1,7 +1,6 @@
 //! Datagrams, which are lost where no queue pair takes them.
 
 use crate::arena::Entry;
-use crate::channel;
 use crate::moving::{Connection, Failure, moved};
 use crate::network::{Port, now};
 use crate::pair::Core;
@@ -88,7 +87,7 @@ pub fn carry_datagram(
         is_solicited: request.flags & flag::IBV_SEND_SOLICITED.0,
         ..Entry::default()
     };
-    channel::add(&peer.arena, remote.queue.load(Ordering::Relaxed), &entry);
+    end.complete(&entry);
     sent
 }
 

@@ -226,7 +226,17 @@ impl Connection<'_> {
     pub fn receive(&self) -> Option<Taken> {
         let shared = self.remote.shared.load(Ordering::Relaxed);
         let index = self.remote.receives.load(Ordering::Relaxed);
-        receives::take(&self.peer.arena, index, (shared != 0).then_some(shared))
+        let taken = receives::take(&self.peer.arena, index, (shared != 0).then_some(shared))?;
+        self.remote.taken.store(taken.id, Ordering::Relaxed);
+        self.remote.is_taken.store(1, Ordering::Release);
+        Some(taken)
+    }
+
+    /// Leaves the completion of a receive that was taken.
+    pub fn complete(&self, entry: &Entry) {
+        let queue = self.remote.queue.load(Ordering::Relaxed);
+        channel::add(&self.peer.arena, queue, entry);
+        self.remote.is_taken.store(0, Ordering::Release);
     }
 
     /// Sends and writes.
@@ -307,11 +317,7 @@ impl Connection<'_> {
             pair: self.number,
             ..Entry::default()
         };
-        channel::add(
-            &self.peer.arena,
-            self.remote.queue.load(Ordering::Relaxed),
-            &entry,
-        );
+        self.complete(&entry);
     }
 
     /// Ends the peer's receive with success.
@@ -332,11 +338,7 @@ impl Connection<'_> {
             flags: u32::from(request.has_immediate()) * ibv_wc_flags::IBV_WC_WITH_IMM.0,
             is_solicited: request.flags & flag::IBV_SEND_SOLICITED.0,
         };
-        channel::add(
-            &self.peer.arena,
-            self.remote.queue.load(Ordering::Relaxed),
-            &entry,
-        );
+        self.complete(&entry);
     }
 
     /// Reads and atomics.

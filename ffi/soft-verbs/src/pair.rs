@@ -169,6 +169,7 @@ impl Core {
                 sending.peer = None;
                 sending.posted = 0;
                 self.retired.store(0, Ordering::Relaxed);
+                entry.is_taken.store(0, Ordering::Relaxed);
                 if self.shared.is_none() {
                     while receives::take(self.process.arena(), self.receives, None).is_some() {}
                 }
@@ -217,11 +218,16 @@ impl Core {
         }
     }
 
+    /// Also the receive that a peer had taken whose process was killed. Nobody moves bytes any more.
     fn flush_receives(&self) {
         let arena = self.process.arena();
-        while let Some(taken) = receives::take(arena, self.receives, None) {
+        let pair = arena.pair(self.number);
+        let is_taken = pair.is_taken.swap(0, Ordering::Acquire) == 1;
+        let lost = is_taken.then(|| pair.taken.load(Ordering::Relaxed));
+        let left = || Some(receives::take(arena, self.receives, None)?.id);
+        for id in lost.into_iter().chain(std::iter::from_fn(left)) {
             let entry = Entry {
-                id: taken.id,
+                id,
                 status: ibv_wc_status::IBV_WC_WR_FLUSH_ERR.0,
                 opcode: ibv_wc_opcode::IBV_WC_RECV.0,
                 pair: self.number,
