@@ -325,7 +325,8 @@ impl ParameterServer {
     /// # Errors
     /// [`Error::InvalidArgument`]: an option is out of range, or this is no such address.
     /// [`Error::Bootstrap`]: nobody listens there, no place is free in time, the workers have
-    /// finished, or tensors or options differ.
+    /// finished, or tensors or options differ. [`Error::Left`]: the last worker has finished while
+    /// this process was let in.
     pub fn join(
         address: &str,
         tensors: Vec<TensorSpec>,
