@@ -51,7 +51,7 @@ fn every_weight_is_right_with_shared_and_dedicated_servers_in_every_mode() {
             assert_eq!(result["updates"], 8 * authors, "{line}: {result}");
             let count = result["count"].as_u64().unwrap();
             assert_eq!(result["bytes"], 4 * count, "{line}");
-            for time in ["time_us", "push_us", "pull_us"] {
+            for time in ["time_us", "push_us", "pull_us", "pull_alone_us"] {
                 let p50 = result[time]["p50"].as_f64().unwrap();
                 assert!(p50 > 0.0, "{line}: {time}: {result}");
             }
@@ -87,8 +87,8 @@ fn weights_of_every_optimizer_are_those_of_its_rule() {
     }
 }
 
-/// The medians of a step, its push and its pull, us, of a simulation.
-fn simulated(line: &str) -> [f64; 3] {
+/// The medians of a step, its push, its pull and a pull alone, us, of a simulation.
+fn simulated(line: &str) -> [f64; 4] {
     let line = format!("bench push-pull --transport sim {line} --json -");
     let (code, stdout, stderr) = run(&line);
     assert_eq!(code, Some(0), "{line}\n{stderr}");
@@ -96,7 +96,8 @@ fn simulated(line: &str) -> [f64; 3] {
     let document: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(document["wrong"], 0, "{line}");
     let result = &document["results"][0];
-    ["time_us", "push_us", "pull_us"].map(|time| result[time]["p50"].as_f64().unwrap())
+    ["time_us", "push_us", "pull_us", "pull_alone_us"]
+        .map(|time| result[time]["p50"].as_f64().unwrap())
 }
 
 #[test]
@@ -116,10 +117,15 @@ fn a_round_in_virtual_time_takes_what_the_ports_of_servers_and_workers_need() {
         let of_server = of_worker * f64::from(workers) / f64::from(shards);
         // All begin together: 2nP / (mB), at least 2n / B.
         let least = 2.0 * of_server.max(of_worker);
-        let [round, push, _] = step("-w 0 -n 1");
+        let [round, push, _, alone] = step("-w 0 -n 1");
         assert!(
             (least..above * least).contains(&round) && push < 1.01 * least / 2.0,
             "{shards} shards: {round} us, of which {push} push; at least {least}"
+        );
+        assert!(
+            (least / 2.0..above * least / 2.0).contains(&alone),
+            "{shards} shards: a pull alone takes {alone} us; at least {}",
+            least / 2.0
         );
         // Who has pulled first pushes first: n / B + nP / (mB).
         let least = of_worker + of_server;
@@ -141,9 +147,10 @@ fn simulated_workers_of_every_mode_pull_what_was_pushed_and_take_the_same_time_a
         "--ranks 3 --servers 1 --mode dssp:0:3 --dtype bf16 -b 4K -e 4K",
         "--ranks 3 --servers 2 --optimizer adamw -b 4K -e 4K",
     ] {
-        let [step, push, pull] = simulated(line);
+        let [step, push, pull, alone] = simulated(line);
         assert!(push > 0.0 && pull > 0.0 && step >= pull.max(push), "{line}");
-        assert_eq!([step, push, pull], simulated(line), "{line}");
+        assert!(alone > 0.0, "{line}");
+        assert_eq!([step, push, pull, alone], simulated(line), "{line}");
     }
 }
 
@@ -158,7 +165,7 @@ fn rows_stand_under_their_titles_and_the_last_line_says_what_was_wrong() {
     let titles = lines.iter().position(|line| line.contains("#wrong"));
     let titles = titles.unwrap_or_else(|| panic!("{stdout}"));
     for title in [
-        "size", "count", "type", "mode", "time", "push", "pull", "algbw",
+        "size", "count", "type", "mode", "time", "push", "pull", "alone", "algbw",
     ] {
         assert!(lines[titles].contains(title), "{title}: {stdout}");
     }

@@ -40,7 +40,10 @@ pub struct Entry {
     pub time_us: Summary,
     /// From the start of a push until its OK.
     pub push_us: Summary,
+    /// From that OK until the weights are there: the update with the push, and the pull.
     pub pull_us: Summary,
+    /// Of pulls that all workers begin together after the timed steps, with no update.
+    pub pull_alone_us: Summary,
     pub algbw: f64,
     pub wrong: u64,
     /// Updates of the weights, those of the steps before the timed ones included, as are all

@@ -1,10 +1,11 @@
 //! `linerate bench push-pull`: steps of workers with a parameter server. In each step a worker
-//! pushes a gradient, waits for its OK and pulls the weights.
+//! pushes a gradient, waits for its OK and pulls the weights. After the steps the workers pull as
+//! often again, with no push between, which is the time of a pull alone.
 //!
 //! A time is that of the slowest worker, step by step. No barrier lies between steps, because it
 //! would make every mode a synchronous one. All elements are checked twice: after the timed steps,
-//! and again when all workers have ended (`expected.rs`; `reference.rs` has what an optimizer with
-//! a state makes of a weight).
+//! and after the last pull (`expected.rs`; `reference.rs` has what an optimizer with a state makes
+//! of a weight).
 //!
 //! Read first: `rank.rs`; `simulate.rs` has all ranks in one process, in virtual time.
 
@@ -125,7 +126,7 @@ pub struct PushPullArgs {
     #[arg(long, value_enum, default_value_t = Rule::Sgd)]
     pub optimizer: Rule,
 
-    /// Timed steps
+    /// Timed steps, and timed pulls after them
     #[arg(short = 'n', long = "iters", value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: u32,
 

@@ -56,9 +56,12 @@ fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
             times.note(at, trainer.step()?);
         }
         wrong[0] += trainer.count_wrong(&plan.expected_at_end())?;
-        // After it all pushes are in the weights: each worker has pulled its own ones.
-        workers.barrier()?;
-        trainer.pull_again()?;
+        // After a barrier all pushes are in the weights: each worker has pulled its own ones.
+        for time in &mut times.pull_alone {
+            trainer.spoil()?;
+            workers.barrier()?;
+            *time = trainer.pull()?;
+        }
         wrong[0] += trainer.count_wrong(&plan.expected_of_all())?;
     }
     let report = server.finish()?.unwrap_or_default();
@@ -125,16 +128,21 @@ impl<'a, G: Value, W: Value> Trainer<'a, G, W> {
         self.server.push(from_ref(&gradient))?;
         self.server.wait_ok()?;
         let pushed = started.elapsed();
-        self.versions = self.server.pull(from_ref(&self.weights))?;
-        let pulled = started.elapsed() - pushed;
+        let pulled = self.pull()?;
         self.steps += 1;
-        Ok((pushed.as_secs_f64() * 1e6, pulled.as_secs_f64() * 1e6))
+        Ok((pushed.as_secs_f64() * 1e6, pulled))
     }
 
-    /// Makes all weights wrong and pulls them.
-    fn pull_again(&mut self) -> Result<()> {
-        self.weights.as_mut_slice()?.fill(W::from_real(f64::NAN));
+    /// Pulls; its time, us.
+    fn pull(&mut self) -> Result<f64> {
+        let started = Instant::now();
         self.versions = self.server.pull(from_ref(&self.weights))?;
+        Ok(started.elapsed().as_secs_f64() * 1e6)
+    }
+
+    /// Makes all weights wrong, so that the next pull shows.
+    fn spoil(&self) -> Result<()> {
+        self.weights.as_mut_slice()?.fill(W::from_real(f64::NAN));
         Ok(())
     }
 
@@ -148,6 +156,7 @@ impl Times {
     fn combine(&mut self, comm: &Communicator) -> Result<()> {
         comm.all_reduce(&mut self.whole, ReduceOp::Max)?;
         comm.all_reduce(&mut self.push, ReduceOp::Max)?;
-        comm.all_reduce(&mut self.pull, ReduceOp::Max)
+        comm.all_reduce(&mut self.pull, ReduceOp::Max)?;
+        comm.all_reduce(&mut self.pull_alone, ReduceOp::Max)
     }
 }

@@ -87,11 +87,12 @@ fn measure_gradients<G: Value>(plan: &Plan, job: &impl Measure, count: u64) -> R
     }
 }
 
-/// Times of steps, us; zeros on a rank that only serves.
+/// Times of steps, and of pulls after them, us; zeros on a rank that only serves.
 pub struct Times {
     pub whole: Vec<f64>,
     pub push: Vec<f64>,
     pub pull: Vec<f64>,
+    pub pull_alone: Vec<f64>,
 }
 
 impl Times {
@@ -100,6 +101,7 @@ impl Times {
             whole: vec![0.0; steps],
             push: vec![0.0; steps],
             pull: vec![0.0; steps],
+            pull_alone: vec![0.0; steps],
         }
     }
 
@@ -129,6 +131,7 @@ impl Times {
             time_us,
             push_us: Summary::of(&self.push),
             pull_us: Summary::of(&self.pull),
+            pull_alone_us: Summary::of(&self.pull_alone),
             algbw: sweep::algorithm_bandwidth(bytes, time_us.p50),
             wrong,
             updates: report.version,

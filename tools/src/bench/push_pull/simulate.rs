@@ -73,16 +73,20 @@ impl Measure for SimulatedJob<'_> {
             all.iter().zip(&weights).map(one).sum()
         };
         let mut wrong = count_wrong(&all, &plan.expected_at_end())?;
-        for weights in &weights {
-            weights.as_mut_slice()?.fill(W::from_real(f64::NAN));
+        let us = |later: Time, earlier| later.since(earlier).as_secs_f64() * 1e6;
+        let mut times = Times::new(plan.args.iterations as usize);
+        for time in &mut times.pull_alone {
+            for weights in &weights {
+                weights.as_mut_slice()?.fill(W::from_real(f64::NAN));
+            }
+            let begun = simulation.now();
+            server.pull(&mut simulation, &mut all)?;
+            *time = us(simulation.now(), begun);
         }
-        server.pull(&mut simulation, &mut all)?;
         wrong += count_wrong(&all, &plan.expected_of_all())?;
         let reports = server.finish(&mut simulation)?;
-        let mut times = Times::new(plan.args.iterations as usize);
         for own in &all {
             for (at, step) in own.steps[plan.args.warmup as usize..].iter().enumerate() {
-                let us = |later: Time, earlier| later.since(earlier).as_secs_f64() * 1e6;
                 times.note(at, (us(step.ok, step.begun), us(step.pulled, step.ok)));
             }
         }

@@ -17,7 +17,8 @@ pub fn header(plan: &Plan, transport: &str) -> String {
     let about = format!(
         "# linerate {} bench push-pull ranks: {} servers: {} replicas: {} workers: {} transport: {transport} mode: {} optimizer: {}\n\
          # minBytes {} maxBytes {} warmup iters: {} iters: {} gradients: {}\n\
-         # a time is the median (p50) over steps of the slowest worker's, with no barrier between steps; push: until its OK\n{modelled}#\n",
+         # a time is the median (p50) over steps of the slowest worker's, with no barrier between steps; push: until its OK\n\
+         # pull: from that OK on, with the update; alone: a pull of all workers together after the steps, with no update\n{modelled}#\n",
         env!("CARGO_PKG_VERSION"),
         plan.ranks,
         plan.servers(),
@@ -32,7 +33,7 @@ pub fn header(plan: &Plan, transport: &str) -> String {
         plan.args.gradients.name(),
     );
     let titles = [
-        "size", "count", "type", "pull", "mode", "time", "push", "pull", "algbw", "#wrong",
+        "size", "count", "type", "pull", "mode", "time", "push", "pull", "alone", "algbw", "#wrong",
     ];
     let units = [
         "(B)",
@@ -40,6 +41,7 @@ pub fn header(plan: &Plan, transport: &str) -> String {
         "",
         "",
         "",
+        "(us)",
         "(us)",
         "(us)",
         "(us)",
@@ -62,6 +64,7 @@ pub fn row(plan: &Plan, entry: &Entry) -> String {
             &time(entry.time_us.p50),
             &time(entry.push_us.p50),
             &time(entry.pull_us.p50),
+            &time(entry.pull_alone_us.p50),
             &format!("{:.2}", entry.algbw),
             &entry.wrong.to_string(),
         ],
@@ -73,7 +76,7 @@ pub fn footer(rows: usize, wrong: u64) -> String {
     format!("# rows: {rows}, wrong {wrong}\n")
 }
 
-fn columns(begin: &str, columns: [&str; 10]) -> String {
+fn columns(begin: &str, columns: [&str; 11]) -> String {
     let [
         size,
         count,
@@ -83,10 +86,11 @@ fn columns(begin: &str, columns: [&str; 10]) -> String {
         time,
         push,
         pull,
+        alone,
         algbw,
         wrong,
     ] = columns;
     format!(
-        "{begin}{size:>10}  {count:>12}  {dtype:>4}  {weights:>4}  {mode:>10}  {time:>8}  {push:>8}  {pull:>8}  {algbw:>6}  {wrong:>6}\n"
+        "{begin}{size:>10}  {count:>12}  {dtype:>4}  {weights:>4}  {mode:>10}  {time:>8}  {push:>8}  {pull:>8}  {alone:>8}  {algbw:>6}  {wrong:>6}\n"
     )
 }
