@@ -20,6 +20,8 @@ mod ring;
 mod versions;
 #[path = "loom/wait.rs"]
 mod wait;
+#[path = "../src/transport/words.rs"]
+mod words;
 
 use control::{Binding, Line, load_retired, store_retired};
 use loom::thread::{self, yield_now};
@@ -86,29 +88,31 @@ mod types {
     pub type Rank = u32;
 }
 
-/// Runs the model as it is, then with each ordering of `file` that it came by weakened. `source` is
-/// the file's text: the model must come by all that stand in it.
-fn check_every_ordering(file: &str, source: &str, model: fn()) {
+/// Runs the models as they are, then with each ordering of `file` that they came by weakened.
+/// `source` is the file's text: the models must come by all that stand in it.
+fn check_every_ordering(file: &str, source: &str, models: &[fn()]) {
     memory::weaken(None);
-    loom::model(model);
+    models.iter().for_each(|&model| loom::model(model));
     let places = memory::strong_places(file);
     let code: Vec<&str> = source
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"))
         .collect();
-    let strong = ["Ordering::Release", "Ordering::Acquire", "Ordering::SeqCst"];
-    let written: usize = strong
-        .iter()
-        .map(|order| code.iter().filter(|line| line.contains(order)).count())
-        .sum();
+    // Each half of `AcqRel` is weakened alone.
+    let strong = [("Release", 1), ("Acquire", 1), ("SeqCst", 1), ("AcqRel", 2)];
+    let count = |(order, parts): (&str, usize)| {
+        let order = format!("Ordering::{order}");
+        parts * code.iter().filter(|line| line.contains(&order)).count()
+    };
+    let written: usize = strong.into_iter().map(count).sum();
     assert_eq!(
         places.len(),
         written,
-        "the model comes by {places:?}, but {file} has {written} orderings"
+        "the models come by {places:?}, but {file} has {written} orderings"
     );
     for place in places {
         assert!(
-            fails(place.clone(), model),
+            models.iter().any(|&model| fails(place.clone(), model)),
             "{place:?} can be weaker and no interleaving fails"
         );
     }
@@ -172,7 +176,7 @@ fn ring_of_two_threads() {
 #[test]
 fn every_ordering_of_the_ring_is_needed() {
     let source = include_str!("../src/transport/shm/ring.rs");
-    check_every_ordering("ring.rs", source, ring_of_two_threads);
+    check_every_ordering("ring.rs", source, &[ring_of_two_threads]);
 }
 
 fn line(stamp: u64) -> Line {
@@ -220,7 +224,7 @@ fn line_used_twice() {
 #[test]
 fn every_ordering_of_flag_lines_is_needed() {
     let source = include_str!("../src/engine/control.rs");
-    check_every_ordering("control.rs", source, line_used_twice);
+    check_every_ordering("control.rs", source, &[line_used_twice]);
 }
 
 /// A sender says why it fails, takes its memory back and changes it, while a receiver reads it: who
@@ -243,7 +247,7 @@ fn memory_that_is_taken_back() {
 #[test]
 fn every_ordering_of_taking_memory_back_is_needed() {
     let source = include_str!("../src/transport/shm/recall.rs");
-    check_every_ordering("recall.rs", source, memory_that_is_taken_back);
+    check_every_ordering("recall.rs", source, &[memory_that_is_taken_back]);
 }
 
 /// A shard writes two versions of two weights, of which the second takes the place of what was
@@ -279,8 +283,100 @@ fn every_fence_of_versions_is_needed() {
     check_every_ordering(
         "versions.rs",
         source,
-        weights_that_change_while_they_are_read,
+        &[weights_that_change_while_they_are_read],
     );
+}
+
+/// A worker's gradients lie in one slot, and its second one waits until the server has read the
+/// first. Then the place is another worker's, whose pushes count from 0 on.
+fn slot_of_two_workers() {
+    let (slot, pushed) = (View::new(1), View::new(1));
+    let (moved, let_in) = (View::new(1), View::new(1));
+    let push = move |number: u64, gradient: u64| {
+        slot.store(0, gradient);
+        assert_eq!(words::fetch_and_add(&pushed, 0, 1), number - 1);
+    };
+    let worker = thread::spawn(move || {
+        push(1, 10);
+        wait_until(&moved, 1);
+        push(2, 20);
+        wait_until(&let_in, 1);
+        push(1, 30);
+    });
+    for (number, gradient) in [(1, 10), (2, 20)] {
+        wait_until(&pushed, number);
+        assert_eq!(slot.load::<u64>(0), gradient);
+        words::fetch_and_add(&moved, 0, 1);
+    }
+    words::store(&pushed, 0, 0);
+    words::fetch_and_add(&let_in, 0, 1);
+    wait_until(&pushed, 1);
+    assert_eq!(slot.load::<u64>(0), 30);
+    worker.join().unwrap();
+}
+
+/// Until a word is this.
+fn wait_until(memory: &View, value: u64) {
+    while words::load(memory, 0) != value {
+        yield_now();
+    }
+}
+
+/// Two ranks store something each and count themselves. The second reads what both have stored.
+fn last_of_two() {
+    let (stored, count) = (View::new(2), View::new(1));
+    let arrive = move |index: usize| {
+        stored.store(index, 1u64);
+        if words::fetch_and_add(&count, 0, 1) == 1 {
+            assert_eq!([0, 1].map(|index| stored.load::<u64>(index)), [1, 1]);
+        }
+    };
+    let other = thread::spawn(move || arrive(1));
+    arrive(0);
+    other.join().unwrap();
+}
+
+/// Two ranks change memory under a lock, which is a word that is 1 while one has it.
+fn lock_of_two() {
+    let (lock, memory) = (View::new(1), View::new(1));
+    let change = move || {
+        while words::compare_and_swap(&lock, 0, (0, 1)) != 0 {
+            yield_now();
+        }
+        memory.store(0, memory.load::<u64>(0) + 1);
+        words::compare_and_swap(&lock, 0, (1, 0));
+    };
+    let other = thread::spawn(change);
+    change();
+    other.join().unwrap();
+    assert_eq!(memory.load::<u64>(0), 2);
+}
+
+/// The first of two ranks makes what both use. Its word is 1 meanwhile, and 2 then.
+fn made_once() {
+    let (word, memory) = (View::new(1), View::new(1));
+    let use_it = move || {
+        loop {
+            match words::compare_and_swap(&word, 0, (0, 1)) {
+                0 => {
+                    memory.store(0, 7u64);
+                    words::compare_and_swap(&word, 0, (1, 2));
+                }
+                1 => yield_now(),
+                _ => break assert_eq!(memory.load::<u64>(0), 7),
+            }
+        }
+    };
+    let other = thread::spawn(use_it);
+    use_it();
+    other.join().unwrap();
+}
+
+#[test]
+fn every_ordering_of_words_of_windows_is_needed() {
+    let source = include_str!("../src/transport/words.rs");
+    let models = [slot_of_two_workers, last_of_two, lock_of_two, made_once];
+    check_every_ordering("words.rs", source, &models);
 }
 
 /// A peer stores two things and rings after each; nobody sleeps through the last one, or loom finds
@@ -305,7 +401,7 @@ fn sleeper_and_waker() {
 #[test]
 fn every_fence_of_the_bell_is_needed() {
     let source = include_str!("../src/wait/bell.rs");
-    check_every_ordering("bell.rs", source, sleeper_and_waker);
+    check_every_ordering("bell.rs", source, &[sleeper_and_waker]);
 }
 
 /// A peer stores what the sleeper needs, while what it lacked when it slept last is still said.
@@ -331,5 +427,5 @@ fn sleeper_with_a_quota() {
 #[test]
 fn the_fence_of_the_quota_is_needed() {
     let source = include_str!("../src/wait/quota.rs");
-    check_every_ordering("quota.rs", source, sleeper_with_a_quota);
+    check_every_ordering("quota.rs", source, &[sleeper_with_a_quota]);
 }

@@ -8,10 +8,9 @@ use crate::error::{Error, Result};
 use crate::kernel;
 use crate::memory::{Access, Element, Kept, RegionKey, View};
 use crate::time::Time;
-use crate::transport::{Atomic, RemoteRange};
+use crate::transport::{Atomic, RemoteRange, words};
 use crate::types::{DataType, Rank};
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 /// What a rank tells the others of its part: key, offset in its region, bytes, type.
@@ -473,14 +472,12 @@ impl<T: Element> Window<T> {
 impl Window<u64> {
     /// A word of this rank's part. What was put before the signal that made it so is there then.
     pub(super) fn load(&self, at: usize) -> u64 {
-        let view = self.memory.view();
-        kernel::word(&view, at * size_of::<u64>()).load(Ordering::Acquire)
+        words::load(&self.memory.view(), at * size_of::<u64>())
     }
 
-    /// Writes a word of this rank's part.
+    /// Writes a word of this rank's part, which no other rank uses until it is told that it may.
     pub(super) fn store(&self, at: usize, value: u64) {
-        let view = self.memory.view();
-        kernel::word(&view, at * size_of::<u64>()).store(value, Ordering::Release);
+        words::store(&self.memory.view(), at * size_of::<u64>(), value);
     }
 
     /// Starts to add `add` to word `at` of a rank's part, at once for all operations of this kind;

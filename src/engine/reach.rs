@@ -15,10 +15,9 @@ use crate::error::{Error, Result};
 use crate::kernel;
 use crate::memory::{Kept, RegionKey, View};
 use crate::time::Time;
-use crate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange};
+use crate::transport::{Atomic, Completion, Outcome, PostError, RemoteRange, words};
 use crate::types::Rank;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Bytes of a piece in registered memory: 13 ms at 10 Gbit/s, and at 100 a wire is idle for less
 /// than a hundredth of the time between two of them.
@@ -154,9 +153,7 @@ impl Engine {
 
     fn look_at_words(&mut self) {
         let waits = self.remotes.waits.iter();
-        // Acquire: who sees the sum of a signal sees what its peer had put before it.
-        let has_come =
-            |wait: &Wait| kernel::word(&wait.word, 0).load(Ordering::Acquire) >= wait.least;
+        let has_come = |wait: &Wait| words::load(&wait.word, 0) >= wait.least;
         let ended: Vec<usize> = waits
             .filter(|wait| has_come(wait))
             .map(|w| w.task)

@@ -129,6 +129,7 @@ mod sleeping;
 pub(crate) mod tcp;
 mod transfers;
 pub(crate) mod verbs;
+pub(crate) mod words;
 
 pub use abilities::{Diagnostics, Expecting, Mapping, PortInUse, Signals};
 pub(crate) use between::{Agreed, Lack, Offer, agree, own_offer};

@@ -55,11 +55,7 @@ pub(super) fn get_here(place: Option<View>, destination: View) -> Outcome {
 /// Does an atomic operation on a word of this process, if there is such a word.
 pub(super) fn change_here(place: Option<View>, what: Atomic, result: View) -> Outcome {
     place.map_or(Outcome::BadKey, |place| {
-        kernel::write(
-            result,
-            0,
-            &what.apply(kernel::word(&place, 0)).to_ne_bytes(),
-        );
+        kernel::write(result, 0, &what.apply(&place).to_ne_bytes());
         Outcome::Done
     })
 }

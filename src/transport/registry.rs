@@ -3,7 +3,6 @@
 use super::posts::Accepted;
 use super::{Atomic, PostError, RemoteRange};
 use crate::error::{Error, Result};
-use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
 use std::collections::BTreeMap;
@@ -92,7 +91,7 @@ impl<T> Registry<T> {
         let word = self
             .range(word, 8)
             .filter(|_| word.offset.is_multiple_of(8))?;
-        Some(what.apply(kernel::word(&word, 0)))
+        Some(what.apply(&word))
     }
 
     /// Checks memory that is read or written after the post (clause 10).

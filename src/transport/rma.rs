@@ -1,10 +1,9 @@
 //! [`Rma`]: puts, gets and atomic operations, by which a rank reaches regions of its peers (clauses
 //! 8, 11 and 20).
 
-use super::PostError;
+use super::{PostError, words};
 use crate::memory::{RegionKey, View};
 use crate::types::Rank;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A place in a peer's registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,15 +66,11 @@ impl Atomic {
     }
 
     /// By this processor; what was there.
-    pub(super) fn apply(self, word: &AtomicU64) -> u64 {
-        // A rank that sees the new value sees what this one stored before it, and this one sees
-        // what the writer of the old value had stored.
+    pub(super) fn apply(self, word: &View) -> u64 {
         match self {
-            Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
+            Atomic::FetchAdd(add) => words::fetch_and_add(word, 0, add),
             Atomic::CompareSwap { compare, swap } => {
-                match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(before) | Err(before) => before,
-                }
+                words::compare_and_swap(word, 0, (compare, swap))
             }
         }
     }

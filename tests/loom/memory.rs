@@ -18,6 +18,18 @@ use std::time::Duration;
 pub struct Place {
     file: String,
     line: u32,
+    part: Part,
+}
+
+/// What of an operation's orderings is weakened alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Whole,
+    /// The halves of `AcqRel`.
+    Acquire,
+    Release,
+    /// The ordering of a compare-and-swap that finds another value.
+    Failure,
 }
 
 thread_local! {
@@ -36,11 +48,12 @@ pub fn strong_places(file: &str) -> Vec<Place> {
     SEEN.with_borrow(|seen| seen.iter().filter(|p| p.file == file).cloned().collect())
 }
 
-fn is_weakened(caller: &Location) -> bool {
+fn is_weakened(caller: &Location, part: Part) -> bool {
     let file = caller.file().rsplit('/').next().expect("a path has an end");
     let place = Place {
         file: file.into(),
         line: caller.line(),
+        part,
     };
     let is_weakened = WEAKENED.with_borrow(|weakened| weakened.as_ref() == Some(&place));
     SEEN.with_borrow_mut(|seen| seen.insert(place));
@@ -49,7 +62,22 @@ fn is_weakened(caller: &Location) -> bool {
 
 #[track_caller]
 fn allowed(order: Ordering) -> Ordering {
-    if order != Ordering::Relaxed && is_weakened(Location::caller()) {
+    let caller = Location::caller();
+    if order == Ordering::AcqRel {
+        // Both are asked about, so that both are seen.
+        let weakened = [Part::Acquire, Part::Release].map(|part| is_weakened(caller, part));
+        return match weakened {
+            [true, _] => Ordering::Release,
+            [_, true] => Ordering::Acquire,
+            _ => order,
+        };
+    }
+    allowed_part(order, Part::Whole)
+}
+
+#[track_caller]
+fn allowed_part(order: Ordering, part: Part) -> Ordering {
+    if order != Ordering::Relaxed && is_weakened(Location::caller(), part) {
         return Ordering::Relaxed;
     }
     order
@@ -58,7 +86,7 @@ fn allowed(order: Ordering) -> Ordering {
 /// `std::sync::atomic::fence`.
 #[track_caller]
 pub fn fence(order: Ordering) {
-    if !is_weakened(Location::caller()) {
+    if !is_weakened(Location::caller(), Part::Whole) {
         loom::sync::atomic::fence(order);
     }
 }
@@ -90,8 +118,14 @@ impl Word {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64> {
-        let (success, failure) = (allowed(success), allowed(failure));
+        let (success, failure) = (allowed(success), allowed_part(failure, Part::Failure));
         self.atomic.compare_exchange(current, new, success, failure)
+    }
+
+    /// Only for words that nobody reads as bytes.
+    #[track_caller]
+    pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.atomic.fetch_add(value, allowed(order))
     }
 }
 

@@ -221,7 +221,7 @@ impl State {
         if !place.is_size_only()
             && let Some(operation) = self.rank(id.rank).operations.get(id)
         {
-            let before = what.apply(kernel::word(&place, 0)).to_ne_bytes();
+            let before = what.apply(&place).to_ne_bytes();
             operation.payload = Payload::Copied(Box::new(before));
         }
         self.mark_ready(peer);
