@@ -218,7 +218,7 @@ impl Core {
         }
     }
 
-    /// Also the receive that a peer had taken whose process was killed. Nobody moves bytes any more.
+    /// Also the receive that a peer had taken whose process was killed: nobody moves bytes now.
     fn flush_receives(&self) {
         let arena = self.process.arena();
         let pair = arena.pair(self.number);
