@@ -286,7 +286,8 @@ impl Worker {
             self.source = None;
         }
         let leader = self.living.leader();
-        if leader > 0 && self.oks_before.is_none() {
+        // Before it is let in, a server may not have made its words known to this process.
+        if leader > 0 && self.oks_before.is_none() && self.is_ready() {
             let oks = self.clock - u64::from(!self.is_ok());
             self.oks_before = Some(oks);
             let place = (layout.servers[leader], layout.moved_worker(self.number));
