@@ -259,6 +259,9 @@ impl TcpTransport {
     fn pump(&mut self, rank: Rank) {
         let peer = &mut self.peers[rank as usize];
         if peer.is_over() {
+            if let Some(pace) = &mut self.shared.pace {
+                pace.forget(rank);
+            }
             return;
         }
         if let Err(reason) = peer.pump(&mut self.shared) {

@@ -211,7 +211,7 @@ impl Transport for TcpTransport {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        let paced = self.shared.pace.and_then(|pace| pace.next());
+        let paced = self.shared.pace.as_ref().and_then(|pace| pace.next());
         paced.into_iter().chain(self.tell_at).min()
     }
 }

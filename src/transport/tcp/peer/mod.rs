@@ -65,8 +65,6 @@ pub struct Peer {
     incoming: IncomingMessages,
     /// Where the stream ended at the last wake-up.
     notified: u64,
-    /// Its bytes wait until the rank's pace lets them go.
-    is_paced: bool,
     reach: Reach,
 }
 
@@ -88,7 +86,6 @@ impl Peer {
             eager: Ledger::default(),
             incoming: IncomingMessages::default(),
             notified: 0,
-            is_paced: false,
             reach: Reach::of_epoch(epoch),
         }
     }
@@ -205,7 +202,7 @@ impl Peer {
     pub fn flush(&mut self, shared: &mut Shared) {
         self.state = PeerState::Gone;
         if let Some(pace) = &mut shared.pace {
-            pace.forget(&mut self.is_paced);
+            pace.forget(self.rank);
         }
         let mut tokens: Vec<u64> = self.short_puts.flush().collect();
         tokens.extend(self.transfers.flush());

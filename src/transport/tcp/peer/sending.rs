@@ -288,6 +288,11 @@ impl Peer {
         for at in 0..self.rails.len() {
             self.pump_rail(at, shared);
         }
+        if let Some(pace) = &mut shared.pace
+            && (self.rails.is_empty() || !self.has_output())
+        {
+            pace.forget(self.rank);
+        }
         Ok(())
     }
 
@@ -307,13 +312,10 @@ impl Peer {
             };
             if ordered.is_empty() && rail.chunk.is_none() && !rail.holds_sealed() {
                 self.rails[at].is_blocked = false;
-                if let Some(pace) = &mut shared.pace {
-                    pace.forget(&mut self.is_paced);
-                }
                 return;
             }
             if let Some(pace) = &mut shared.pace {
-                match pace.allowance(shared.now, &mut self.is_paced) {
+                match pace.allowance(shared.now, self.rank) {
                     Some(bytes) => most = bytes,
                     None => {
                         // The pace's time wakes this rank, not room in the kernel.

@@ -36,9 +36,9 @@ pub struct Entry {
     pub pull: &'static str,
     pub memory: &'static str,
     pub iterations: u32,
-    /// Of the slowest worker, step by step.
+    /// From when all workers have done a step until all have done the next one.
     pub time_us: Summary,
-    /// From the start of a push until its OK.
+    /// From the start of a push until its OK; of the slowest worker, step by step, as is `pull_us`.
     pub push_us: Summary,
     /// From that OK until the weights are there: the update with the push, and the pull.
     pub pull_us: Summary,

@@ -52,8 +52,11 @@ fn measure<G: Value, W: Value>(job: &Job, count: u64) -> Result<Entry> {
             trainer.step()?;
         }
         workers.barrier()?;
+        let mut end = 0.0;
         for at in 0..plan.args.iterations as usize {
-            times.note(at, trainer.step()?);
+            let (push, pull) = trainer.step()?;
+            end += push + pull;
+            times.note(at, end, (push, pull));
         }
         wrong[0] += trainer.count_wrong(&plan.expected_at_end())?;
         // After a barrier all pushes are in the weights: each worker has pulled its own ones.
@@ -154,7 +157,7 @@ impl<'a, G: Value, W: Value> Trainer<'a, G, W> {
 impl Times {
     /// Takes the times of the slowest worker, step by step.
     fn combine(&mut self, comm: &Communicator) -> Result<()> {
-        comm.all_reduce(&mut self.whole, ReduceOp::Max)?;
+        comm.all_reduce(&mut self.ends, ReduceOp::Max)?;
         comm.all_reduce(&mut self.push, ReduceOp::Max)?;
         comm.all_reduce(&mut self.pull, ReduceOp::Max)?;
         comm.all_reduce(&mut self.pull_alone, ReduceOp::Max)

@@ -89,7 +89,8 @@ fn measure_gradients<G: Value>(plan: &Plan, job: &impl Measure, count: u64) -> R
 
 /// Times of steps, and of pulls after them, us; zeros on a rank that only serves.
 pub struct Times {
-    pub whole: Vec<f64>,
+    /// When the slowest worker ends its step, from the start of the first one.
+    pub ends: Vec<f64>,
     pub push: Vec<f64>,
     pub pull: Vec<f64>,
     pub pull_alone: Vec<f64>,
@@ -98,19 +99,26 @@ pub struct Times {
 impl Times {
     pub fn new(steps: usize) -> Times {
         Times {
-            whole: vec![0.0; steps],
+            ends: vec![0.0; steps],
             push: vec![0.0; steps],
             pull: vec![0.0; steps],
             pull_alone: vec![0.0; steps],
         }
     }
 
-    /// Takes a step of a worker, if it is the slowest one so far.
-    pub fn note(&mut self, at: usize, (push, pull): (f64, f64)) {
-        let all = [&mut self.whole, &mut self.push, &mut self.pull];
-        for (times, time) in all.into_iter().zip([push + pull, push, pull]) {
+    /// Takes a step of a worker that ends at this time, if it is the slowest one so far.
+    pub fn note(&mut self, at: usize, end: f64, (push, pull): (f64, f64)) {
+        let all = [&mut self.ends, &mut self.push, &mut self.pull];
+        for (times, time) in all.into_iter().zip([end, push, pull]) {
             times[at] = times[at].max(time);
         }
+    }
+
+    /// From when all workers have done a step until all have done the next one.
+    fn whole(&self) -> Vec<f64> {
+        let before = std::iter::once(&0.0).chain(&self.ends);
+        let steps = self.ends.iter().zip(before);
+        steps.map(|(end, before)| end - before).collect()
     }
 
     /// The entry of a row whose first shard has reported this.
@@ -119,7 +127,7 @@ impl Times {
         let staleness = (0..).zip(&report.staleness);
         let staleness: u64 = staleness.map(|(versions, pushes)| versions * pushes).sum();
         let bytes = count * plan.args.dtype.size_bytes() as u64;
-        let time_us = Summary::of(&self.whole);
+        let time_us = Summary::of(&self.whole());
         Entry {
             collective: "push-pull",
             bytes,

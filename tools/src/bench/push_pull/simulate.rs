@@ -86,8 +86,10 @@ impl Measure for SimulatedJob<'_> {
         wrong += count_wrong(&all, &plan.expected_of_all())?;
         let reports = server.finish(&mut simulation)?;
         for own in &all {
-            for (at, step) in own.steps[plan.args.warmup as usize..].iter().enumerate() {
-                times.note(at, (us(step.ok, step.begun), us(step.pulled, step.ok)));
+            let steps = &own.steps[plan.args.warmup as usize..];
+            for (at, step) in steps.iter().enumerate() {
+                let end = us(step.pulled, steps[0].begun);
+                times.note(at, end, (us(step.ok, step.begun), us(step.pulled, step.ok)));
             }
         }
         Ok(times.entry(plan, count, wrong, &reports[0]))
