@@ -4,8 +4,8 @@
 //! It models a slower link: it keeps the time at which that link would be free again, and nothing
 //! is handed to the kernel earlier. While bytes of any peer wait, the link counts as busy without a
 //! gap, so that a rank that was not scheduled for a moment makes up for it. A link for which nobody
-//! waited gathers no credit. Peers whose bytes wait take turns. Bytes that come are not paced: their
-//! senders do that.
+//! waited gathers no credit. Peers whose bytes wait take turns. Bytes that come are not paced:
+//! their senders do that.
 
 use crate::time::Time;
 use crate::types::Rank;
