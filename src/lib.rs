@@ -72,7 +72,8 @@
 //! | 4 | `engine` | runs schedules on transports |
 //! | 5 | `bootstrap` | how ranks find and trust each other: launchers, rendezvous, secret, interfaces |
 //! | 6 | `comm` | what users hold: communicators, buffers, operations, simulations |
-//! | 7 | [`elements`], [`options`], [`reports`], [`sim`] | more names that users may need |
+//! | 7 | [`whatif`] | what another network would do for a step of training: a pure prediction |
+//! |   | [`elements`], [`options`], [`reports`], [`sim`] | more names that users may need |
 //! |   | `unstable` | what tools, benches and tests of internals reach; no part of the interface |
 //!
 //! # Invariants
@@ -150,12 +151,13 @@ mod types;
 #[allow(missing_docs)]
 pub mod unstable;
 mod wait;
+pub mod whatif;
 mod wire;
 
 pub use comm::{
     Batch, Buffer, CollectiveBuilder, Communicator, CompletionQueue, Fusion, Group, Input, Lend,
-    Operation, Output, ParameterServer, PartialAllreduce, PartialFusion, PartialFusionOptions,
-    Simulation, SparseAllreduce, SparseResult, Tagged, Window,
+    Operation, Output, ParameterServer, PartialAllreduce, PartialFusion, Simulation,
+    SparseAllreduce, SparseResult, Tagged, Window,
 };
 pub use config::{Config, Progress};
 pub use error::{Error, Result};

@@ -6,7 +6,7 @@
 //! A program that keeps the defaults names none of these.
 
 pub use crate::bootstrap::{Exchange, Launcher, Place, Rendezvous};
-pub use crate::comm::{NonFinitePush, ServerOptions};
+pub use crate::comm::{NonFinitePush, PartialFusionOptions, ServerOptions};
 pub use crate::config::{
     CrossMemory, FindingsFrom, JobSettings, Secret, TcpSettings, VerbsSettings,
 };

@@ -32,9 +32,7 @@ pub mod engine {
 }
 
 pub mod fusion {
-    pub use crate::fusion::{
-        Action, Arrival, BUFFERS_COUNT_MAX, Machine, TENSORS_MAX, TensorSet, build_paper_plan,
-    };
+    pub use crate::fusion::BUFFERS_COUNT_MAX;
 }
 
 pub mod kernel {

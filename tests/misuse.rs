@@ -8,12 +8,12 @@ mod compiler;
 mod threads;
 
 use compiler::{Errors, announced_in, errors_of};
-use linerate::options::Amount;
+use linerate::options::{Amount, PartialFusionOptions};
 use linerate::sim::SimOptions;
 use linerate::{
     Buffer, Collective, Communicator, Config, DataType, Error, Fusion, FusionOptions,
-    PartialAllreduce, PartialFusion, PartialFusionOptions, PartialOptions, Policy, ReduceOp,
-    Result, Simulation, SparseAllreduce, SparseOptions, TensorSpec,
+    PartialAllreduce, PartialFusion, PartialOptions, Policy, ReduceOp, Result, Simulation,
+    SparseAllreduce, SparseOptions, TensorSpec,
 };
 use std::fmt::Debug;
 use std::path::Path;

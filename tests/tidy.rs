@@ -38,7 +38,7 @@ const LAYERS: [&[&str]; 15] = [
     &["comm"],
     // Never imported, so that nothing may reach through the crate's root.
     &[
-        "lib", "guide", "elements", "options", "reports", "sim", "unstable",
+        "lib", "guide", "elements", "options", "reports", "sim", "unstable", "whatif",
     ],
 ];
 

@@ -188,7 +188,7 @@ const MAKE_OWN: [&str; 8] = [
 ];
 
 /// Types whose functions use no communicator.
-const PLAIN: [&str; 12] = [
+const PLAIN: [&str; 11] = [
     "BufferMut",
     "BufferRef",
     "Collective",
@@ -196,7 +196,6 @@ const PLAIN: [&str; 12] = [
     "DataType",
     "Error",
     "FusionOptions",
-    "PartialFusionOptions",
     "PartialOptions",
     "RankSet",
     "ReduceOp",

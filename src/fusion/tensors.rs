@@ -76,11 +76,6 @@ impl TensorSet {
         self.specs.len()
     }
 
-    /// Whether none is declared.
-    pub fn is_empty(&self) -> bool {
-        self.specs.is_empty()
-    }
-
     /// The tensor with this index. Panics if there is none.
     pub fn spec(&self, tensor: usize) -> &TensorSpec {
         &self.specs[tensor]

@@ -2,10 +2,10 @@
 //! decision where that is asked for.
 
 use crate::threads::on_threads;
-use linerate::options::Divisor;
+use linerate::options::{Divisor, PartialFusionOptions};
 use linerate::{
-    Buffer, Communicator, Config, DataType, Element, PartialFusion, PartialFusionOptions,
-    PartialOptions, Policy, TensorSpec,
+    Buffer, Communicator, Config, DataType, Element, PartialFusion, PartialOptions, Policy,
+    TensorSpec,
 };
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

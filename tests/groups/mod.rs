@@ -82,7 +82,7 @@ fn ranks_of_one_colour_are_ordered_by_key_and_sum_among_themselves() {
             let members: Vec<u32> = (0..ranks).rev().filter(|r| r % 2 == rank % 2).collect();
             assert_eq!(part.ranks() as usize, members.len());
             assert_eq!(members[part.rank() as usize], rank);
-            let wanted = members.iter().map(|&r| 10u64.pow(r)).sum();
+            let wanted = members.iter().map(|&r| 10u64.pow(r)).sum::<u64>();
             assert_eq!(sum(&part, &part, 10u64.pow(rank), 3), wanted);
             assert_eq!(sum(&part, &part, 10u64.pow(rank), 100_000), wanted);
             // A child of a child: everybody alone.

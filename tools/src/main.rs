@@ -1,5 +1,5 @@
-//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `explain`, `experiment`,
-//! `info`, `doctor`.
+//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `trace`,
+//! `explain`, `experiment`, `info`, `doctor`.
 //!
 //! Uses the library's public API and its module `unstable`. Exit codes: 0 good, 1 the run or a
 //! check failed, 2 bad usage, 128 + the signal if interrupted; `launch` passes on the code of the
@@ -18,6 +18,7 @@ mod profile;
 mod rdma;
 mod replay;
 mod system;
+mod whatif;
 
 use clap::{Parser, Subcommand};
 use linerate_experiments as experiment;
@@ -51,6 +52,10 @@ enum Command {
     /// Replay the gradients of a real model, ready at their measured times, through fusion and
     /// allreduce
     Replay(replay::ReplayArgs),
+    /// Predict how training scales with another network, from measured gradients
+    Whatif(whatif::WhatIfArgs),
+    /// Say what is understood of a trace: gradients, their times and sizes, and what was guessed
+    Trace(whatif::describe::TraceArgs),
     /// Say which algorithm and path an operation takes, why, and how long it should take and takes;
     /// calibrate the choice
     Explain(Box<explain::ExplainArgs>),
@@ -72,6 +77,8 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Whatif(args) => whatif::run(&args),
+        Command::Trace(args) => whatif::describe::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::RankExec(args) => launch::exec(&args),

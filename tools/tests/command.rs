@@ -39,3 +39,5 @@ mod sparse;
 mod start;
 #[path = "command/tls.rs"]
 mod tls;
+#[path = "command/whatif.rs"]
+mod whatif;

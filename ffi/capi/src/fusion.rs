@@ -379,7 +379,7 @@ mod tests {
     fn a_plan_lists_the_tensors_of_each_flush() {
         assert_eq!(plan_of(&[1, 0, 1]).unwrap(), [vec![1], vec![0, 2]]);
         // The library refuses a flush without tensors.
-        assert_eq!(plan_of(&[0, 2, 0]).unwrap()[1], []);
+        assert!(plan_of(&[0, 2, 0]).unwrap()[1].is_empty());
         assert!(plan_of(&[]).unwrap().is_empty());
         assert!(plan_of(&[0, 2]).is_err() && plan_of(&[u32::MAX]).is_err());
     }

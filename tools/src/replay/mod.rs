@@ -6,15 +6,14 @@
 //! step time and the scaling factor as `batch - backward`. Read first: [`run`], then `rank.rs`.
 
 mod alone;
-mod plan;
 mod print;
 mod rank;
 mod summary;
-mod trace;
 
 use crate::bench::Memory;
 use clap::{Args, ValueEnum};
-use linerate::{Config, FusionOptions};
+use linerate::whatif::{FlushRule, Trace};
+use linerate::{Config, DataType, FusionOptions};
 use linerate_job::binding::Bind;
 use linerate_job::ending::{self, FAILED, USAGE};
 use linerate_job::flags::JobArgs;
@@ -22,7 +21,6 @@ use linerate_job::{output, settings, spawn};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use trace::Trace;
 
 /// Exit code when everything is good.
 const GOOD: u8 = 0;
@@ -35,6 +33,15 @@ pub enum Mode {
     /// The published simulation: limits looked at only when a gradient arrives; the plan is fixed
     /// beforehand.
     Paper,
+}
+
+impl From<Mode> for FlushRule {
+    fn from(mode: Mode) -> FlushRule {
+        match mode {
+            Mode::Linerate => FlushRule::Linerate,
+            Mode::Paper => FlushRule::Paper,
+        }
+    }
 }
 
 /// What stands for the computation.
@@ -50,7 +57,8 @@ pub enum Compute {
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct ReplayArgs {
-    /// resnet50, resnet101, vgg16 (built in), or a .bk.log or .layers.csv file
+    /// resnet50, resnet101, vgg16 (built in), or a file: .bk.log, .layers.csv, or what
+    /// torch.profiler exports
     #[arg(long, default_value = "resnet50", value_name = "NAME|FILE")]
     pub trace: String,
     /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE
@@ -149,7 +157,13 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
 
 fn prepare(args: &ReplayArgs) -> Result<Prepared, String> {
     let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
-    let trace = Trace::load(&args.trace)?.scaled(args.scale);
+    let trace = Trace::load(&args.trace).map_err(|error| error.to_string())?;
+    let mut trace = trace.scaled(args.scale);
+    // The values that are sent and checked are f32, of as many bytes.
+    for gradient in &mut trace.gradients {
+        gradient.dtype = DataType::F32;
+        gradient.bytes = gradient.bytes.next_multiple_of(4);
+    }
     let options = args.fusion_options().map_err(|error| error.to_string())?;
     let config = args.job.config()?;
     if args.plan_only && args.trace_out.is_some() {
@@ -196,15 +210,14 @@ fn unavailable_reason(name: &str) -> Option<String> {
 }
 
 fn print_plan(args: &ReplayArgs, trace: &Trace, options: &FusionOptions) -> Result<u8, String> {
-    let plan = match args.mode {
-        Mode::Paper => plan::build_paper(trace, options),
-        Mode::Linerate => plan::build_linerate(trace, options).map_err(|e| e.to_string())?,
-    };
+    let plan = trace.plan(args.mode.into(), options);
+    let plan = plan.map_err(|error| error.to_string())?;
     print::print_plan(args, trace, &plan)?;
     Ok(GOOD)
 }
 
-fn milliseconds(text: &str) -> Result<f64, String> {
+/// A flag's milliseconds.
+pub fn milliseconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(ms) if (0.0..=3.6e6).contains(&ms) => Ok(ms),
         _ => Err("milliseconds from 0 to 3.6e6 (one hour), such as 5 or 0.5".into()),

@@ -1,11 +1,10 @@
 //! What `linerate replay` prints: tables, JSON, and the Chrome trace.
 
-use super::plan::PlannedFlush;
 use super::summary::{self, Step, Summary};
-use super::trace::Trace;
 use super::{Compute, Mode, ReplayArgs};
 use linerate::reports::{FlushReport, StepReport};
 use linerate::transport::Time;
+use linerate::whatif::{PlannedFlush, Trace};
 use linerate_job::output::{self, print_text};
 use serde_json::{Value, json};
 

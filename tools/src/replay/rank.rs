@@ -3,10 +3,10 @@
 use super::alone::Alone;
 use super::print::{self, Results};
 use super::summary::{self, Seen, Step};
-use super::trace::Trace;
-use super::{Compute, FAILED, GOOD, Memory, Mode, Prepared, ReplayArgs, plan};
+use super::{Compute, FAILED, GOOD, Memory, Mode, Prepared, ReplayArgs};
 use crate::system;
 use linerate::transport::Time;
+use linerate::whatif::{FlushRule, Gradient, Trace};
 use linerate::{Buffer, Communicator, Fusion, FusionOptions, Result};
 use linerate_job::progress::Progress;
 use linerate_job::settings;
@@ -51,11 +51,11 @@ pub fn replay(
     options: &FusionOptions,
     comm: &Communicator,
 ) -> Result<Vec<Step>> {
-    let specs = plan::tensor_specs(trace);
+    let specs = trace.tensors();
     let fusion = match args.mode {
         Mode::Linerate => Fusion::new(comm, options.clone(), specs)?,
         Mode::Paper => {
-            let plan = plan::build_paper(trace, options).into_iter();
+            let plan = trace.plan(FlushRule::Paper, options)?.into_iter();
             let plan: Vec<_> = plan.map(|flush| flush.tensors).collect();
             Fusion::with_plan(comm, options.clone(), specs, &plan)?
         }
@@ -89,7 +89,7 @@ fn allocate(args: &ReplayArgs, trace: &Trace, comm: &Communicator) -> Result<Vec
         Memory::Caller => Buffer::from_vec(vec![0f32; total]),
     };
     let mut start = 0;
-    let tensor = |gradient: &super::trace::Gradient| {
+    let tensor = |gradient: &Gradient| {
         let end = start + gradient.bytes as usize / size_of::<f32>();
         let part = all.range(start..end);
         start = end;

@@ -22,6 +22,16 @@ fn numbers_that_make_no_sense_are_named() {
         ("replay --plan-only --trace-out x", "leave one away"),
         ("replay --trace /dev/zero", "the most that is read"),
         ("replay --trace no-such-model", "resnet50"),
+        ("whatif --trace no-such-model", "resnet50"),
+        ("whatif --bandwidth 10,0", "Gbit/s above 0"),
+        ("whatif --compression 0.5", "allowed: 1 (none) or more"),
+        ("whatif --workers 0", "the number of GPUs is 0"),
+        (
+            "whatif --count servers --workers 12",
+            "a divisor of the 12 GPUs",
+        ),
+        ("whatif --what-reaches 2", "allowed: 0 to 1"),
+        ("whatif --link-share 0", "more than 0, at most 1"),
     ] {
         let (code, stdout, stderr) = run(line);
         assert_eq!(code, Some(2), "{line}: {stderr}");

@@ -1,122 +1,19 @@
-//! [`Trace`]: when the gradients of a model are ready in its backward pass, and their sizes.
-//!
-//! It reads two formats (described in `tests/data/training_bottleneck/README.md`) and tells them
-//! apart by the first line: `.bk.log` of the published measurements, and `.layers.csv` with names.
-//! Whatever is wrong with a file is said with its line and reason; nothing is guessed.
+//! Reads `.bk.log` of the published measurements, and `.layers.csv` with names
+//! (`tests/data/training_bottleneck/README.md` describes both). They are told apart by the first
+//! line. Whatever is wrong is said with its line and the reason; nothing is guessed.
 
-use std::io::Read;
-use std::path::Path;
-
-/// Bytes of a trace file, at most: fifty times what the largest allowed number of tensors needs.
-const FILE_BYTES_MAX: u64 = 64 << 20;
-
-/// Bytes of one gradient, at most: 1 TiB, far above any GPU.
-const TENSOR_BYTES_MAX: u64 = 1 << 40;
-
-/// Longest wait between two gradients: 1000 s.
-const WAIT_US_MAX: f64 = 1e9;
-
-/// Gradients of one trace, at most: what a fusion buffer can declare.
-const TENSORS_MAX: usize = linerate::unstable::fusion::TENSORS_MAX;
+use super::trace::{Gradient, TENSOR_BYTES_MAX, WAIT_US_MAX, shown};
+use crate::fusion::TENSORS_MAX;
+use crate::types::DataType;
 
 /// The header of `.layers.csv` begins with this.
 const CSV_HEADER: &str = "order,name,params";
 
-/// The traces in the binary: name, text, and the measured time of a batch on one GPU in ms.
-const BUILT_IN: [(&str, &str, f64); 3] = [
-    (
-        "resnet50",
-        include_str!("../../../tests/data/training_bottleneck/resnet50.bk.log"),
-        128.08580219559176,
-    ),
-    (
-        "resnet101",
-        include_str!("../../../tests/data/training_bottleneck/resnet101.bk.log"),
-        192.00599479476405,
-    ),
-    (
-        "vgg16",
-        include_str!("../../../tests/data/training_bottleneck/vgg16.bk.log"),
-        194.52352295080985,
-    ),
-];
-
-/// One gradient of 4-byte elements.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Gradient {
-    /// Name of the parameter.
-    pub name: String,
-    /// Microseconds since the previous gradient; the first counts from the start of the backward
-    /// pass.
-    pub wait_us: f64,
-    /// Length in bytes, a multiple of 4.
-    pub bytes: u64,
-}
-
-/// The gradients of one model, in the order in which they become ready.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Trace {
-    /// Name of the model, or the file's.
-    pub name: String,
-    /// The gradients.
-    pub gradients: Vec<Gradient>,
-    /// Time of a batch on one GPU in ms, where it was measured.
-    pub batch_ms: Option<f64>,
-}
-
-impl Trace {
-    /// The built-in trace of this name, or else the file. The error says what is wrong, and in
-    /// which line.
-    pub fn load(name: &str) -> Result<Trace, String> {
-        if let Some((name, text, batch_ms)) = BUILT_IN.into_iter().find(|(n, ..)| *n == name) {
-            return Ok(Trace {
-                name: name.into(),
-                gradients: parse_text(text)?,
-                batch_ms: Some(batch_ms),
-            });
-        }
-        let names = BUILT_IN.map(|(name, ..)| name).join(", ");
-        let shown = |cause| format!("trace '{name}': {cause}; built in are {names}");
-        let mut bytes = Vec::new();
-        // Devices and pipes do not tell their size.
-        let file = std::fs::File::open(name).map_err(shown)?;
-        let mut start = file.take(FILE_BYTES_MAX + 1);
-        start.read_to_end(&mut bytes).map_err(shown)?;
-        if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(format!(
-                "trace {name}: more than {FILE_BYTES_MAX} bytes, which is the most that is read"
-            ));
-        }
-        let stem = Path::new(name).file_name().unwrap_or_default();
-        Ok(Trace {
-            name: stem.to_string_lossy().into_owned(),
-            gradients: parse_bytes(&bytes).map_err(|reason| format!("trace {name}: {reason}"))?,
-            batch_ms: None,
-        })
-    }
-
-    /// Microseconds from the start of the backward pass to its last gradient.
-    pub fn backward_us(&self) -> f64 {
-        self.gradients.iter().map(|g| g.wait_us).sum()
-    }
-
-    /// Sum of all lengths in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.gradients.iter().map(|g| g.bytes).sum()
-    }
-
-    /// This trace with all times multiplied.
-    pub fn scaled(mut self, factor: f64) -> Trace {
-        for gradient in &mut self.gradients {
-            gradient.wait_us *= factor;
-        }
-        self.batch_ms = self.batch_ms.map(|ms| ms * factor);
-        self
-    }
-}
+/// What was read, or what is wrong with which line.
+type Parsed<T> = std::result::Result<T, String>;
 
 /// Parses either format from bytes that may be anything.
-pub fn parse_bytes(bytes: &[u8]) -> Result<Vec<Gradient>, String> {
+pub fn parse_bytes(bytes: &[u8]) -> Parsed<Vec<Gradient>> {
     match std::str::from_utf8(bytes) {
         Ok(text) => parse_text(text),
         Err(error) => {
@@ -127,7 +24,7 @@ pub fn parse_bytes(bytes: &[u8]) -> Result<Vec<Gradient>, String> {
     }
 }
 
-fn parse_text(text: &str) -> Result<Vec<Gradient>, String> {
+pub fn parse_text(text: &str) -> Parsed<Vec<Gradient>> {
     let first = text.lines().next();
     let first = first.ok_or("line 1: the file is empty; expected a .bk.log or .layers.csv")?;
     let gradients = match first.starts_with(CSV_HEADER) {
@@ -142,7 +39,7 @@ fn parse_text(text: &str) -> Result<Vec<Gradient>, String> {
 }
 
 /// `.bk.log`: free text, number of batches, number of tensors, then `wait_us,bytes` per tensor.
-fn parse_log(text: &str) -> Result<Vec<Gradient>, String> {
+fn parse_log(text: &str) -> Parsed<Vec<Gradient>> {
     let mut lines = text.lines().map(str::trim).enumerate().skip(1);
     let mut header = |what: &str, line: usize| match lines.next() {
         Some((_, text)) => text
@@ -184,6 +81,7 @@ fn parse_log(text: &str) -> Result<Vec<Gradient>, String> {
             name: format!("gradient{}", gradients.len()),
             wait_us: parse_wait(wait, number)?,
             bytes: parse_length(bytes, 1, number)?,
+            dtype: DataType::F32,
         });
     }
     if gradients.len() < count {
@@ -197,7 +95,7 @@ fn parse_log(text: &str) -> Result<Vec<Gradient>, String> {
 }
 
 /// `.layers.csv`: `order,name,params,wait_us[,...]` with 4-byte parameters.
-fn parse_layers(text: &str) -> Result<Vec<Gradient>, String> {
+fn parse_layers(text: &str) -> Parsed<Vec<Gradient>> {
     let header: Vec<_> = text
         .lines()
         .next()
@@ -238,6 +136,7 @@ fn parse_layers(text: &str) -> Result<Vec<Gradient>, String> {
             name: fields[1].into(),
             wait_us: parse_wait(fields[3], number)?,
             bytes: parse_length(fields[2], 4, number)?,
+            dtype: DataType::F32,
         });
     }
     if gradients.is_empty() {
@@ -246,7 +145,7 @@ fn parse_layers(text: &str) -> Result<Vec<Gradient>, String> {
     Ok(gradients)
 }
 
-fn parse_wait(text: &str, line: usize) -> Result<f64, String> {
+fn parse_wait(text: &str, line: usize) -> Parsed<f64> {
     match text.trim().parse::<f64>() {
         Ok(wait) if (0.0..=WAIT_US_MAX).contains(&wait) => Ok(wait),
         _ => Err(format!(
@@ -257,7 +156,7 @@ fn parse_wait(text: &str, line: usize) -> Result<f64, String> {
 }
 
 /// A length given in units of `unit_bytes`; in bytes, a multiple of 4.
-fn parse_length(text: &str, unit_bytes: u64, line: usize) -> Result<u64, String> {
+fn parse_length(text: &str, unit_bytes: u64, line: usize) -> Parsed<u64> {
     let length = text.trim().parse::<u64>().ok();
     match length.and_then(|length| length.checked_mul(unit_bytes)) {
         Some(bytes) if bytes <= TENSOR_BYTES_MAX && bytes % 4 == 0 => Ok(bytes),
@@ -268,14 +167,10 @@ fn parse_length(text: &str, unit_bytes: u64, line: usize) -> Result<u64, String>
     }
 }
 
-/// A field as an error shows it: short and printable.
-fn shown(text: &str) -> String {
-    text.chars().take(40).flat_map(char::escape_debug).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::whatif::Trace;
 
     fn error(text: &str) -> String {
         parse_bytes(text.as_bytes()).unwrap_err()
@@ -312,7 +207,7 @@ mod tests {
         ] {
             let folder = concat!(
                 env!("CARGO_MANIFEST_DIR"),
-                "/../tests/data/training_bottleneck"
+                "/tests/data/training_bottleneck"
             );
             let named = Trace::load(&format!("{folder}/{file}.layers.csv")).unwrap();
             let raw = Trace::load(name).unwrap();
@@ -388,7 +283,7 @@ mod tests {
                 .contains("line 2: not text")
         );
         assert!(parse_bytes(&[0; 4096]).is_err());
-        let mut prng = linerate::unstable::prng::Prng::new(1);
+        let mut prng = crate::prng::Prng::new(1);
         for _ in 0..2000 {
             let mut bytes = log("0.5,8\n0,16\n").into_bytes();
             for _ in 0..=prng.below(4) {
@@ -403,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_missing_file_lists_what_is_built_in() {
-        let error = Trace::load("/does/not/exist").unwrap_err();
+        let error = Trace::load("/does/not/exist").unwrap_err().to_string();
         assert!(error.contains("resnet50, resnet101, vgg16"), "{error}");
     }
 }

@@ -1,10 +1,23 @@
-//! Flush plans: which gradients go together and when, without running anything.
+//! Flush plans: which gradients of a trace go together and when, without running anything.
 
-use super::trace::Trace;
-use linerate::transport::Time;
-use linerate::unstable::fusion::{Action, Arrival, Machine, TensorSet, build_paper_plan};
-use linerate::{DataType, FusionOptions, Result, TensorSpec};
+use super::trace::{Gradient, Trace};
+use crate::error::Result;
+use crate::fusion::build_paper_plan;
+use crate::fusion::{Action, Arrival, FusionOptions, Machine, TensorSet, TensorSpec};
+use crate::time::Time;
 use std::sync::Arc;
+
+/// Which rule decides what is flushed, and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FlushRule {
+    /// That of [`Fusion`](crate::Fusion): a gradient waits for company until a real deadline, and a
+    /// flush has at most the size that is set, unless it is one gradient.
+    #[default]
+    Linerate,
+    /// That of the published simulation (Zhang et al., NetAI 2020). Age and size are looked at only
+    /// when a gradient arrives, and the size after it was added.
+    Paper,
+}
 
 /// One flush of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,18 +30,35 @@ pub struct PlannedFlush {
     pub tensors: Vec<u32>,
 }
 
-/// The gradients as tensors of f32.
-pub fn tensor_specs(trace: &Trace) -> Vec<TensorSpec> {
-    let spec = |gradient: &super::trace::Gradient| TensorSpec {
-        name: gradient.name.clone(),
-        count: gradient.bytes / 4,
-        dtype: DataType::F32,
-    };
-    trace.gradients.iter().map(spec).collect()
+impl Trace {
+    /// The gradients as tensors, for a [`Fusion`](crate::Fusion).
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let spec = |gradient: &Gradient| TensorSpec {
+            name: gradient.name.clone(),
+            count: gradient.bytes / gradient.dtype.size_bytes() as u64,
+            dtype: gradient.dtype,
+        };
+        self.gradients.iter().map(spec).collect()
+    }
+
+    /// The flushes of a backward pass if all ranks have every gradient at its time, and agreeing on
+    /// flushes takes none. Of `options`, [`FlushRule::Paper`] knows `age_max` and `bytes_max`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): an option is out of range, or
+    /// there are too many gradients.
+    pub fn plan(&self, rule: FlushRule, options: &FusionOptions) -> Result<Vec<PlannedFlush>> {
+        match rule {
+            FlushRule::Paper => {
+                options.check()?;
+                Ok(plan_as_published(self, options))
+            }
+            FlushRule::Linerate => run_machine(self, options),
+        }
+    }
 }
 
-/// The plan of the published simulation.
-pub fn build_paper(trace: &Trace, options: &FusionOptions) -> Vec<PlannedFlush> {
+fn plan_as_published(trace: &Trace, options: &FusionOptions) -> Vec<PlannedFlush> {
     let arrivals: Vec<_> = (trace.gradients.iter())
         .map(|g| Arrival {
             wait_us: g.wait_us,
@@ -46,10 +76,9 @@ pub fn build_paper(trace: &Trace, options: &FusionOptions) -> Vec<PlannedFlush> 
         .collect()
 }
 
-/// The plan of our fusion buffer if all ranks have every gradient at its time and agreement takes
-/// none: the real state machine, alone, in virtual time.
-pub fn build_linerate(trace: &Trace, options: &FusionOptions) -> Result<Vec<PlannedFlush>> {
-    let set = Arc::new(TensorSet::new(tensor_specs(trace))?);
+/// The real state machine, alone, in virtual time.
+fn run_machine(trace: &Trace, options: &FusionOptions) -> Result<Vec<PlannedFlush>> {
+    let set = Arc::new(TensorSet::new(trace.tensors())?);
     let mut machine = Machine::new(set, options.clone())?;
     let mut plan = Vec::new();
     let mut now_us = 0.0;
@@ -92,22 +121,26 @@ fn take_flushes(machine: &mut Machine, now: Time, plan: &mut Vec<PlannedFlush>) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::trace::Gradient;
     use super::*;
+    use crate::types::DataType;
 
-    const EXPECTED: &str =
-        include_str!("../../../tests/data/training_bottleneck/fusion_expected.csv");
+    const EXPECTED: &str = include_str!("../../tests/data/training_bottleneck/fusion_expected.csv");
+
+    fn plan_of(trace: &Trace, rule: FlushRule) -> Vec<PlannedFlush> {
+        trace.plan(rule, &FusionOptions::default()).unwrap()
+    }
 
     fn trace(gradients: &[(f64, u64)]) -> Trace {
         let gradient = |&(wait_us, bytes): &(f64, u64)| Gradient {
             name: "g".into(),
             wait_us,
             bytes,
+            dtype: DataType::F32,
         };
         Trace {
             name: "test".into(),
             gradients: gradients.iter().map(gradient).collect(),
-            batch_ms: None,
+            ..Trace::default()
         }
     }
 
@@ -119,7 +152,7 @@ mod tests {
     fn paper_plans_equal_the_expected_ones_for_all_three_models() {
         for model in ["resnet50", "resnet101", "vgg16"] {
             let trace = Trace::load(model).unwrap();
-            let plan = build_paper(&trace, &FusionOptions::default());
+            let plan = plan_of(&trace, FlushRule::Paper);
             let expected: Vec<Vec<_>> = (EXPECTED.lines().map(|line| line.split(',').collect()))
                 .filter(|fields: &Vec<&str>| fields[0] == model)
                 .collect();
@@ -142,10 +175,10 @@ mod tests {
     #[test]
     fn a_gradient_at_0_and_100_ms_of_silence_differ_between_the_modes() {
         let trace = trace(&[(0.0, 4), (100_000.0, 8)]);
-        let options = FusionOptions::default();
-        let ours = build_linerate(&trace, &options).unwrap();
+        let ours = plan_of(&trace, FlushRule::Linerate);
         assert_eq!(times(&ours), [(5.0, 4), (100.0, 8)]);
-        assert_eq!(times(&build_paper(&trace, &options)), [(100.0, 12)]);
+        let paper = plan_of(&trace, FlushRule::Paper);
+        assert_eq!(times(&paper), [(100.0, 12)]);
     }
 
     #[test]
@@ -153,7 +186,7 @@ mod tests {
         for model in ["resnet50", "resnet101", "vgg16"] {
             let trace = Trace::load(model).unwrap();
             let options = FusionOptions::default();
-            let plan = build_linerate(&trace, &options).unwrap();
+            let plan = plan_of(&trace, FlushRule::Linerate);
             let mut tensors: Vec<_> = plan.iter().flat_map(|f| f.tensors.clone()).collect();
             tensors.sort_unstable();
             assert_eq!(
@@ -168,10 +201,9 @@ mod tests {
     #[test]
     fn oversized_exact_and_smaller_tensors_are_flushed_as_the_rule_says() {
         const MIB: u64 = 1 << 20;
-        let options = FusionOptions::default();
         let plan = |bytes| {
             let trace = trace(&[(1000.0, bytes), (1000.0, 4)]);
-            times(&build_linerate(&trace, &options).unwrap())
+            times(&plan_of(&trace, FlushRule::Linerate))
         };
         assert_eq!(plan(65 * MIB), [(1.0, 65 * MIB), (2.0, 4)]);
         assert_eq!(plan(64 * MIB), [(1.0, 64 * MIB), (2.0, 4)]);

@@ -1,0 +1,305 @@
+//! [`WhatIf`] and [`Prediction`]: the time of a step of training on a network.
+
+use super::additions::Additions;
+use super::plan::{FlushRule, PlannedFlush};
+use super::trace::Trace;
+use crate::error::{Error, Result};
+use crate::fusion::FusionOptions;
+
+/// Steps of which communication adds less than this share are limited by the computation.
+const EXPOSED_SHARE_MIN: f64 = 0.01;
+/// A batch whose time is not known takes this many backward passes: a forward pass takes about half
+/// of one.
+const BATCH_BACKWARDS: f64 = 1.5;
+
+/// Who is a member of the ring between servers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Count {
+    /// Every GPU, as in the published model: each has a link of its own.
+    Gpus,
+    /// Every server. Its GPUs share a link, and reduce among themselves before and after.
+    Servers {
+        /// GPUs of a server, from 1.
+        gpus_per_server: u32,
+        /// Bits per second of a GPU's link inside of its server; infinity for no time.
+        inside_bits_per_second: f64,
+    },
+}
+
+/// GPUs, their network, and how gradients are put together: what a prediction is made for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WhatIf {
+    /// GPUs that train together, from 1.
+    pub gpus: u32,
+    /// Who is a member of the ring.
+    pub count: Count,
+    /// Bits per second of a member's link; infinity for a network that takes no time.
+    pub bits_per_second: f64,
+    /// Microseconds from sending to receiving, of each of the `2 (N - 1)` messages of a ring.
+    pub latency_us: f64,
+    /// By how much gradients are shorter on the link than in memory, from 1. Compressing takes no
+    /// time, and additions are not shorter.
+    pub compression: f64,
+    /// Share of the link that the transport reaches, above 0 and at most 1.
+    pub link_share: f64,
+    /// Additions of a GPU.
+    pub additions: Additions,
+    /// Which rule decides what is flushed.
+    pub rule: FlushRule,
+    /// Age and size of a flush.
+    pub fusion: FusionOptions,
+}
+
+impl Default for WhatIf {
+    /// The published model with 64 GPUs at 100 Gbit/s.
+    fn default() -> WhatIf {
+        WhatIf {
+            gpus: 64,
+            count: Count::Gpus,
+            bits_per_second: 100e9,
+            latency_us: 0.0,
+            compression: 1.0,
+            link_share: 1.0,
+            additions: Additions::v100(),
+            rule: FlushRule::Paper,
+            fusion: FusionOptions::default(),
+        }
+    }
+}
+
+/// What takes the most of the communication that computing does not hide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitedBy {
+    /// Nothing: communication adds less than 1 % to a step.
+    Computation,
+    /// Bytes on the links between members.
+    Wire,
+    /// Bytes on the links inside of servers.
+    InsideServers,
+    /// Latencies of messages.
+    Latency,
+    /// Additions.
+    Additions,
+}
+
+impl LimitedBy {
+    /// Its name, for people and documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            LimitedBy::Computation => "computation",
+            LimitedBy::Wire => "wire",
+            LimitedBy::InsideServers => "links inside servers",
+            LimitedBy::Latency => "latency",
+            LimitedBy::Additions => "additions",
+        }
+    }
+}
+
+/// One flush of a predicted step. Times are milliseconds from the start of the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PredictedFlush {
+    /// Its gradients are ready.
+    pub ready_ms: f64,
+    /// Its allreduce begins: those before it have ended.
+    pub start_ms: f64,
+    /// Its allreduce ends.
+    pub end_ms: f64,
+    /// Bytes of its gradients.
+    pub bytes: u64,
+}
+
+/// A predicted step of training.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// Milliseconds of a step on one GPU.
+    pub batch_ms: f64,
+    /// Whether that was not measured, but is 1.5 times the backward pass.
+    pub is_batch_guessed: bool,
+    /// Milliseconds of the backward pass.
+    pub backward_ms: f64,
+    /// Milliseconds from the start of the backward pass until all gradients are reduced.
+    pub sync_ms: f64,
+    /// Milliseconds that communication adds to a step.
+    pub overhead_ms: f64,
+    /// The time of a step on one GPU, divided by that on all of them: 1 is perfect.
+    pub scaling_factor: f64,
+    /// Share of the step in which a member's link is busy.
+    pub link_utilisation: f64,
+    /// What takes the most of the overhead.
+    pub limited_by: LimitedBy,
+    /// The flushes, in order.
+    pub flushes: Vec<PredictedFlush>,
+}
+
+/// Where the time of communication goes, in ms.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    wire: f64,
+    inside: f64,
+    latency: f64,
+    additions: f64,
+}
+
+impl Cost {
+    fn total(self) -> f64 {
+        self.wire + self.inside + self.latency + self.additions
+    }
+
+    fn plus(self, other: Cost) -> Cost {
+        Cost {
+            wire: self.wire + other.wire,
+            inside: self.inside + other.inside,
+            latency: self.latency + other.latency,
+            additions: self.additions + other.additions,
+        }
+    }
+
+    /// The largest part; of equal ones the first.
+    fn largest(self) -> LimitedBy {
+        let parts = [
+            (self.wire, LimitedBy::Wire),
+            (self.inside, LimitedBy::InsideServers),
+            (self.latency, LimitedBy::Latency),
+            (self.additions, LimitedBy::Additions),
+        ];
+        let mut largest = parts[0];
+        for part in parts {
+            if part.0 > largest.0 {
+                largest = part;
+            }
+        }
+        largest.1
+    }
+}
+
+/// Milliseconds for which a ring of `members` keeps the link of each busy: it sends and receives
+/// `2 bytes (members - 1) / members`.
+fn ring_ms(bytes: f64, members: f64, bits_per_second: f64) -> f64 {
+    2.0 * (8.0 * bytes * (members - 1.0) / members) / bits_per_second * 1e3
+}
+
+impl WhatIf {
+    /// Predicts a step with these gradients.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a field is out of range, or the GPUs do not fill their servers.
+    /// The text names the field, its value and what is allowed.
+    pub fn predict(&self, trace: &Trace) -> Result<Prediction> {
+        let members = self.members()?;
+        let plan = trace.plan(self.rule, &self.fusion)?;
+        let backward_ms = trace.backward_us() / 1e3;
+        let known = trace.batch_ms.filter(|ms| *ms > 0.0);
+        let batch_ms = known.unwrap_or(BATCH_BACKWARDS * backward_ms);
+        // A link works at its whole rate or waits: what the transport does not reach is waiting.
+        let (mut busy_ms, mut free_ms) = (0.0, 0.0f64);
+        let mut exposed = Cost::default();
+        let mut flushes = Vec::with_capacity(plan.len());
+        for flush in &plan {
+            let cost = self.cost(flush, members);
+            let start_ms = free_ms.max(flush.time_ms);
+            if start_ms > free_ms {
+                exposed = Cost::default();
+            }
+            free_ms = start_ms + cost.total();
+            exposed = exposed.plus(cost);
+            busy_ms += cost.wire * self.link_share;
+            flushes.push(PredictedFlush {
+                ready_ms: flush.time_ms,
+                start_ms,
+                end_ms: free_ms,
+                bytes: flush.bytes,
+            });
+        }
+        let sync_ms = free_ms.max(backward_ms);
+        let overhead_ms = sync_ms - backward_ms;
+        let step_ms = batch_ms + overhead_ms;
+        let share = |part: f64| if step_ms > 0.0 { part / step_ms } else { 0.0 };
+        Ok(Prediction {
+            batch_ms,
+            is_batch_guessed: known.is_none(),
+            backward_ms,
+            sync_ms,
+            overhead_ms,
+            scaling_factor: if step_ms > 0.0 {
+                batch_ms / step_ms
+            } else {
+                1.0
+            },
+            link_utilisation: share(busy_ms),
+            limited_by: match share(overhead_ms) < EXPOSED_SHARE_MIN {
+                true => LimitedBy::Computation,
+                false => exposed.largest(),
+            },
+            flushes,
+        })
+    }
+
+    /// Members of the ring; an error if a field is out of range.
+    fn members(&self) -> Result<u32> {
+        let check = |what: &str, value: f64, is_good: bool, allowed: &str| match is_good {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "{what} is {value}; allowed: {allowed}"
+            ))),
+        };
+        let above = "more than 0, or infinity";
+        let bits = self.bits_per_second;
+        check("the bandwidth", bits, bits > 0.0, above)?;
+        let latency = self.latency_us;
+        let is_good = latency >= 0.0 && latency.is_finite();
+        check("the latency in us", latency, is_good, "0 or more")?;
+        let ratio = self.compression;
+        let is_good = ratio >= 1.0 && ratio.is_finite();
+        check("the compression", ratio, is_good, "1 (none) or more")?;
+        let part = self.link_share;
+        let is_good = part > 0.0 && part <= 1.0;
+        check(
+            "the share of the link",
+            part,
+            is_good,
+            "more than 0, at most 1",
+        )?;
+        check(
+            "the number of GPUs",
+            self.gpus.into(),
+            self.gpus > 0,
+            "1 or more",
+        )?;
+        let Count::Servers {
+            gpus_per_server: each,
+            inside_bits_per_second: inside,
+        } = self.count
+        else {
+            return Ok(self.gpus);
+        };
+        check("the bandwidth inside a server", inside, inside > 0.0, above)?;
+        let is_good = each > 0 && self.gpus.is_multiple_of(each);
+        let allowed = format!("a divisor of the {} GPUs", self.gpus);
+        check(
+            "the number of GPUs per server",
+            each.into(),
+            is_good,
+            &allowed,
+        )?;
+        Ok(self.gpus / each)
+    }
+
+    /// What a flush costs.
+    fn cost(&self, flush: &PlannedFlush, members: u32) -> Cost {
+        let (bytes, members) = (flush.bytes as f64, f64::from(members));
+        let others = members - 1.0;
+        let bits_per_second = self.bits_per_second * self.link_share;
+        Cost {
+            wire: ring_ms(bytes, members, bits_per_second) / self.compression,
+            inside: match self.count {
+                Count::Gpus => 0.0,
+                Count::Servers {
+                    gpus_per_server,
+                    inside_bits_per_second,
+                } => ring_ms(bytes, gpus_per_server.into(), inside_bits_per_second),
+            },
+            latency: 2.0 * others * self.latency_us / 1e3,
+            additions: others * self.additions.seconds(bytes / members) * 1e3,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! [`Trace`]: when the gradients of a model are ready in its backward pass, and their sizes.
+
+use crate::types::DataType;
+
+/// Bytes of one gradient, at most: 1 TiB, far above any GPU.
+pub(super) const TENSOR_BYTES_MAX: u64 = 1 << 40;
+
+/// Longest wait between two gradients: 1000 s.
+pub(super) const WAIT_US_MAX: f64 = 1e9;
+
+/// One gradient of a backward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradient {
+    /// Name of the parameter.
+    pub name: String,
+    /// Microseconds since the previous gradient was ready; the first counts from the start of the
+    /// backward pass.
+    pub wait_us: f64,
+    /// Its length in bytes, a whole number of elements.
+    pub bytes: u64,
+    /// The type of its elements.
+    pub dtype: DataType,
+}
+
+/// The gradients of a step of training, in the order in which they become ready.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// Name of the model, or the file's.
+    pub name: String,
+    /// The gradients.
+    pub gradients: Vec<Gradient>,
+    /// Time of a step without communication, in ms, where it was measured: forward pass, backward
+    /// pass and update.
+    pub batch_ms: Option<f64>,
+    /// Steps of which these are the means.
+    pub steps: u32,
+    /// What was guessed, or left out, when the trace was read.
+    pub notes: Vec<String>,
+}
+
+impl Trace {
+    /// Microseconds from the start of the backward pass to its last gradient.
+    pub fn backward_us(&self) -> f64 {
+        self.gradients.iter().map(|g| g.wait_us).sum()
+    }
+
+    /// Sum of all lengths in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.gradients.iter().map(|g| g.bytes).sum()
+    }
+
+    /// This trace with all times multiplied.
+    pub fn scaled(mut self, factor: f64) -> Trace {
+        for gradient in &mut self.gradients {
+            gradient.wait_us *= factor;
+        }
+        self.batch_ms = self.batch_ms.map(|ms| ms * factor);
+        self
+    }
+}
+
+/// A field as an error shows it: short and printable.
+pub(super) fn shown(text: &str) -> String {
+    text.chars().take(40).flat_map(char::escape_debug).collect()
+}

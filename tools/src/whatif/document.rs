@@ -1,0 +1,131 @@
+//! The JSON document of `whatif`.
+
+use linerate::Result;
+use linerate::whatif::{Count, FlushRule, Prediction, Trace, WhatIf};
+use serde::Serialize;
+
+/// Everything that was predicted. Numbers that are infinite are `null`.
+#[derive(Debug, Serialize)]
+pub struct Document {
+    version: &'static str,
+    pub model: String,
+    pub gradients: usize,
+    pub bytes: u64,
+    pub backward_ms: f64,
+    pub batch_ms: f64,
+    /// The time of a step was not measured, but is taken from that of the backward pass.
+    pub is_batch_guessed: bool,
+    pub mode: &'static str,
+    pub fusion_bytes: u64,
+    pub fusion_age_ms: f64,
+    pub link_share: f64,
+    /// Steps of which the gradients are means, and what was guessed or left out.
+    pub steps: u32,
+    pub notes: Vec<String>,
+    pub results: Vec<Entry>,
+    /// What reaches the scaling factor that was asked for, row by row.
+    pub reached: Vec<Reached>,
+    /// A paragraph for each number of GPUs and compression.
+    pub advice: Vec<String>,
+}
+
+/// One row.
+#[derive(Debug, Serialize)]
+pub struct Entry {
+    pub n: u32,
+    /// `null` where every GPU has a link of its own.
+    pub servers: Option<u32>,
+    pub bandwidth_gbps: f64,
+    pub latency_us: f64,
+    pub compression: f64,
+    pub algorithm: &'static str,
+    pub flushes: usize,
+    pub t_back_ms: f64,
+    pub t_sync_ms: f64,
+    pub overhead_ms: f64,
+    pub scaling_factor: f64,
+    pub link_utilisation: f64,
+    pub limited_by: &'static str,
+}
+
+/// What reaches a scaling factor if all else is as in a row; `null`: nothing does.
+#[derive(Debug, Serialize)]
+pub struct Reached {
+    pub scaling_factor: f64,
+    pub bandwidth_gbps: Option<f64>,
+    pub compression: Option<f64>,
+    pub latency_us: Option<f64>,
+}
+
+impl Document {
+    /// A document without results yet.
+    pub fn new(trace: &Trace, base: &WhatIf) -> Document {
+        let backward_ms = trace.backward_us() / 1e3;
+        Document {
+            version: env!("CARGO_PKG_VERSION"),
+            model: trace.name.clone(),
+            gradients: trace.gradients.len(),
+            bytes: trace.bytes(),
+            backward_ms,
+            batch_ms: 0.0,
+            is_batch_guessed: false,
+            mode: match base.rule {
+                FlushRule::Paper => "paper",
+                FlushRule::Linerate => "linerate",
+            },
+            fusion_bytes: base.fusion.bytes_max,
+            fusion_age_ms: base.fusion.age_max.as_secs_f64() * 1e3,
+            link_share: base.link_share,
+            steps: trace.steps,
+            notes: trace.notes.clone(),
+            results: Vec::new(),
+            reached: Vec::new(),
+            advice: Vec::new(),
+        }
+    }
+
+    /// Adds a row.
+    pub fn add(&mut self, whatif: &WhatIf, predicted: &Prediction) {
+        self.batch_ms = predicted.batch_ms;
+        self.is_batch_guessed = predicted.is_batch_guessed;
+        self.results.push(Entry::new(whatif, predicted));
+    }
+}
+
+impl Entry {
+    fn new(whatif: &WhatIf, predicted: &Prediction) -> Entry {
+        Entry {
+            n: whatif.gpus,
+            servers: match whatif.count {
+                Count::Gpus => None,
+                Count::Servers {
+                    gpus_per_server, ..
+                } => Some(whatif.gpus / gpus_per_server),
+            },
+            bandwidth_gbps: whatif.bits_per_second / 1e9,
+            latency_us: whatif.latency_us,
+            compression: whatif.compression,
+            algorithm: "ring",
+            flushes: predicted.flushes.len(),
+            t_back_ms: predicted.backward_ms,
+            t_sync_ms: predicted.sync_ms,
+            overhead_ms: predicted.overhead_ms,
+            scaling_factor: predicted.scaling_factor,
+            link_utilisation: predicted.link_utilisation,
+            limited_by: predicted.limited_by.name(),
+        }
+    }
+}
+
+impl Reached {
+    /// Seeks what reaches `target`.
+    pub fn new(trace: &Trace, whatif: &WhatIf, target: f64) -> Result<Reached> {
+        let bits_per_second = whatif.least_bits_per_second(trace, target)?;
+        Ok(Reached {
+            scaling_factor: target,
+            bandwidth_gbps: bits_per_second.map(|bits| bits / 1e9),
+            compression: whatif.least_compression(trace, target)?,
+            latency_us: whatif.longest_latency_us(trace, target)?,
+        })
+    }
+}
