@@ -53,7 +53,7 @@ fn all_three_models_scale_as_the_published_model_says() {
         (
             "vgg16",
             [0.0221, 0.2013, 0.4387, 0.6221, 0.9935],
-            [0.3666, 0.7228, 0.9936],
+            [0.3666, 0.7228, 0.9935],
         ),
     ] {
         let trace = Trace::load(model).unwrap();
