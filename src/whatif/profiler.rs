@@ -51,7 +51,7 @@ struct Fields {
     #[serde(default, rename = "Input type")]
     types: Value,
     #[serde(default)]
-    correlation: Option<u64>,
+    correlation: Value,
 }
 
 /// A gradient that was accumulated. Times are microseconds.
@@ -173,11 +173,11 @@ impl Kept {
             ));
         }
         if is_kernel {
-            if let Some(number) = event.args.correlation {
+            if let Some(number) = event.args.correlation.as_u64() {
                 self.kernels.insert(number, (start, end));
             }
         } else if is_launch {
-            if let Some(number) = event.args.correlation {
+            if let Some(number) = event.args.correlation.as_u64() {
                 let thread = self.thread(&event);
                 self.launches[thread].push((start, number));
             }

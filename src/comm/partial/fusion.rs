@@ -86,7 +86,8 @@ impl PartialFusion {
     /// declare them in the order in which the backward pass computes their gradients.
     ///
     /// ```
-    /// use linerate::{Communicator, Config, DataType, PartialFusion, PartialFusionOptions, TensorSpec};
+    /// use linerate::options::PartialFusionOptions;
+    /// use linerate::{Communicator, Config, DataType, PartialFusion, TensorSpec};
     /// let job = format!("partial-fusion-{}", std::process::id());
     /// let run = |rank| -> linerate::Result<f32> {
     ///     let comm = Communicator::join(rank, 4, &job, Config::default())?;
