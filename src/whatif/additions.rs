@@ -23,13 +23,28 @@ impl Additions {
 
     /// Those of one V100 (25 points from 40 bytes to 640 MiB).
     pub fn v100() -> Additions {
-        let point = |line: &str| -> Option<(f64, f64)> {
-            let (bytes, seconds) = line.split_once(',')?;
-            Some((bytes.parse().ok()?, seconds.parse().ok()?))
-        };
-        Additions {
-            points: V100.lines().filter_map(point).collect(),
+        Additions::parse(V100).expect("a file that is built in")
+    }
+
+    /// Those of a text with a line `bytes,seconds` for each point.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: there is no line, or one that is none of these; or as
+    /// [`Additions::measured`].
+    pub fn parse(text: &str) -> Result<Additions> {
+        let mut points = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            let point = line.split_once(',').and_then(|(bytes, seconds)| {
+                let number = |text: &str| text.trim().parse::<f64>().ok();
+                Some((number(bytes)?, number(seconds)?))
+            });
+            let wrong = || Error::invalid(format!("line {number}: expected bytes,seconds"));
+            points.push(point.ok_or_else(wrong)?);
         }
+        if points.is_empty() {
+            return Err(Error::invalid("line 1: expected bytes,seconds"));
+        }
+        Additions::measured(points)
     }
 
     /// Those of a GPU of the caller: bytes of one vector, and the seconds of adding another one to

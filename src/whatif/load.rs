@@ -30,13 +30,9 @@ const BUILT_IN: [(&str, &str, f64); 3] = [
 ];
 
 impl Trace {
-    /// The names of the traces that the library has: those of Zhang et al. (NetAI 2020), measured
-    /// on one V100 with a batch of 32 images. `vgg16` has batch normalisation.
-    pub fn built_in() -> [&'static str; 3] {
-        BUILT_IN.map(|(name, ..)| name)
-    }
-
-    /// The built-in trace of this name, or else the file at this path.
+    /// The built-in trace of this name, or else the file at this path. Built in are `resnet50`,
+    /// `resnet101` and `vgg16` (with batch normalisation) of Zhang et al. (NetAI 2020), measured on
+    /// one V100 with a batch of 32 images.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the file cannot be read, or is no trace; the text names the line
@@ -52,7 +48,7 @@ impl Trace {
             });
         }
         let shown = |cause| {
-            let names = Trace::built_in().join(", ");
+            let names = BUILT_IN.map(|(name, ..)| name).join(", ");
             Error::invalid(format!("trace '{name}': {cause}; built in are {names}"))
         };
         let wrong = |reason| Error::invalid(format!("trace {name}: {reason}"));

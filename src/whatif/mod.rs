@@ -23,7 +23,7 @@
 //! ([`Trace::plan`]). Of a flush of `S` bytes among `N` members a link carries `2 S (N - 1) / N`
 //! bytes, and a GPU makes `N - 1` additions of `S / N` bytes. Communication does not slow the
 //! computation, and all GPUs have their gradients at the same time. With the defaults of [`WhatIf`]
-//! this is the published model to the last digit.
+//! this is the published model.
 //!
 //! Source: Zhang et al., "Is Network the Bottleneck of Distributed Training?", NetAI 2020. Nothing
 //! here runs: a prediction is a pure function. Read first: `predict.rs`.
@@ -41,5 +41,5 @@ mod trace;
 
 pub use additions::Additions;
 pub use plan::{FlushRule, PlannedFlush};
-pub use predict::{Count, LimitedBy, PredictedFlush, Prediction, WhatIf};
+pub use predict::{LimitedBy, Members, Prediction, WhatIf};
 pub use trace::{Gradient, Trace};

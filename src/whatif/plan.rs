@@ -2,8 +2,9 @@
 
 use super::trace::{Gradient, Trace};
 use crate::error::Result;
-use crate::fusion::build_paper_plan;
-use crate::fusion::{Action, Arrival, FusionOptions, Machine, TensorSet, TensorSpec};
+use crate::fusion::{
+    Action, Arrival, FusionOptions, Machine, TensorSet, TensorSpec, build_paper_plan,
+};
 use crate::time::Time;
 use std::sync::Arc;
 

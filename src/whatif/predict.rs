@@ -8,16 +8,14 @@ use crate::fusion::FusionOptions;
 
 /// Steps of which communication adds less than this share are limited by the computation.
 const EXPOSED_SHARE_MIN: f64 = 0.01;
-/// A batch whose time is not known takes this many backward passes: a forward pass takes about half
-/// of one.
-const BATCH_BACKWARDS: f64 = 1.5;
 
-/// Who is a member of the ring between servers.
+/// Who are the members of the ring.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Count {
-    /// Every GPU, as in the published model: each has a link of its own.
+pub enum Members {
+    /// All GPUs, as in the published model: each has a link of its own.
     Gpus,
-    /// Every server. Its GPUs share a link, and reduce among themselves before and after.
+    /// All servers. The GPUs of a server share a link, and reduce among themselves before and
+    /// after.
     Servers {
         /// GPUs of a server, from 1.
         gpus_per_server: u32,
@@ -31,8 +29,8 @@ pub enum Count {
 pub struct WhatIf {
     /// GPUs that train together, from 1.
     pub gpus: u32,
-    /// Who is a member of the ring.
-    pub count: Count,
+    /// Who are the members of the ring.
+    pub members: Members,
     /// Bits per second of a member's link; infinity for a network that takes no time.
     pub bits_per_second: f64,
     /// Microseconds from sending to receiving, of each of the `2 (N - 1)` messages of a ring.
@@ -55,7 +53,7 @@ impl Default for WhatIf {
     fn default() -> WhatIf {
         WhatIf {
             gpus: 64,
-            count: Count::Gpus,
+            members: Members::Gpus,
             bits_per_second: 100e9,
             latency_us: 0.0,
             compression: 1.0,
@@ -67,7 +65,7 @@ impl Default for WhatIf {
     }
 }
 
-/// What takes the most of the communication that computing does not hide.
+/// What takes the most of the communication at the end of a step: since the link was idle last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitedBy {
     /// Nothing: communication adds less than 1 % to a step.
@@ -95,26 +93,11 @@ impl LimitedBy {
     }
 }
 
-/// One flush of a predicted step. Times are milliseconds from the start of the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PredictedFlush {
-    /// Its gradients are ready.
-    pub ready_ms: f64,
-    /// Its allreduce begins: those before it have ended.
-    pub start_ms: f64,
-    /// Its allreduce ends.
-    pub end_ms: f64,
-    /// Bytes of its gradients.
-    pub bytes: u64,
-}
-
 /// A predicted step of training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// Milliseconds of a step on one GPU.
+    /// Milliseconds of a step on one GPU ([`Trace::step_ms`]).
     pub batch_ms: f64,
-    /// Whether that was not measured, but is 1.5 times the backward pass.
-    pub is_batch_guessed: bool,
     /// Milliseconds of the backward pass.
     pub backward_ms: f64,
     /// Milliseconds from the start of the backward pass until all gradients are reduced.
@@ -127,8 +110,8 @@ pub struct Prediction {
     pub link_utilisation: f64,
     /// What takes the most of the overhead.
     pub limited_by: LimitedBy,
-    /// The flushes, in order.
-    pub flushes: Vec<PredictedFlush>,
+    /// Flushes of a step.
+    pub flushes: usize,
 }
 
 /// Where the time of communication goes, in ms.
@@ -185,15 +168,13 @@ impl WhatIf {
     /// [`Error::InvalidArgument`]: a field is out of range, or the GPUs do not fill their servers.
     /// The text names the field, its value and what is allowed.
     pub fn predict(&self, trace: &Trace) -> Result<Prediction> {
-        let members = self.members()?;
+        let members = self.count_members()?;
         let plan = trace.plan(self.rule, &self.fusion)?;
         let backward_ms = trace.backward_us() / 1e3;
-        let known = trace.batch_ms.filter(|ms| *ms > 0.0);
-        let batch_ms = known.unwrap_or(BATCH_BACKWARDS * backward_ms);
+        let batch_ms = trace.step_ms();
         // A link works at its whole rate or waits: what the transport does not reach is waiting.
         let (mut busy_ms, mut free_ms) = (0.0, 0.0f64);
         let mut exposed = Cost::default();
-        let mut flushes = Vec::with_capacity(plan.len());
         for flush in &plan {
             let cost = self.cost(flush, members);
             let start_ms = free_ms.max(flush.time_ms);
@@ -203,12 +184,6 @@ impl WhatIf {
             free_ms = start_ms + cost.total();
             exposed = exposed.plus(cost);
             busy_ms += cost.wire * self.link_share;
-            flushes.push(PredictedFlush {
-                ready_ms: flush.time_ms,
-                start_ms,
-                end_ms: free_ms,
-                bytes: flush.bytes,
-            });
         }
         let sync_ms = free_ms.max(backward_ms);
         let overhead_ms = sync_ms - backward_ms;
@@ -216,7 +191,6 @@ impl WhatIf {
         let share = |part: f64| if step_ms > 0.0 { part / step_ms } else { 0.0 };
         Ok(Prediction {
             batch_ms,
-            is_batch_guessed: known.is_none(),
             backward_ms,
             sync_ms,
             overhead_ms,
@@ -230,12 +204,12 @@ impl WhatIf {
                 true => LimitedBy::Computation,
                 false => exposed.largest(),
             },
-            flushes,
+            flushes: plan.len(),
         })
     }
 
     /// Members of the ring; an error if a field is out of range.
-    fn members(&self) -> Result<u32> {
+    fn count_members(&self) -> Result<u32> {
         let check = |what: &str, value: f64, is_good: bool, allowed: &str| match is_good {
             true => Ok(()),
             false => Err(Error::invalid(format!(
@@ -265,10 +239,10 @@ impl WhatIf {
             self.gpus > 0,
             "1 or more",
         )?;
-        let Count::Servers {
+        let Members::Servers {
             gpus_per_server: each,
             inside_bits_per_second: inside,
-        } = self.count
+        } = self.members
         else {
             return Ok(self.gpus);
         };
@@ -291,9 +265,9 @@ impl WhatIf {
         let bits_per_second = self.bits_per_second * self.link_share;
         Cost {
             wire: ring_ms(bytes, members, bits_per_second) / self.compression,
-            inside: match self.count {
-                Count::Gpus => 0.0,
-                Count::Servers {
+            inside: match self.members {
+                Members::Gpus => 0.0,
+                Members::Servers {
                     gpus_per_server,
                     inside_bits_per_second,
                 } => ring_ms(bytes, gpus_per_server.into(), inside_bits_per_second),

@@ -12,7 +12,7 @@ use crate::types::DataType;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::io::Read;
 
@@ -20,7 +20,16 @@ const ACCUMULATE: &str = "torch::autograd::AccumulateGrad";
 const EVALUATE: &str = "autograd::engine::evaluate_function";
 const STEP: &str = "ProfilerStep#";
 
-/// Events that are kept, at most: about 1 GB.
+/// How events begin that send to other ranks.
+const COMMUNICATION: [&str; 5] = [
+    "record_param_comms",
+    "c10d::",
+    "gloo:",
+    "nccl:",
+    "ncclDevKernel",
+];
+
+/// Events that are kept, at most.
 const KEPT_MAX: usize = 16 << 20;
 
 /// An event of the file; of its fields those that are used.
@@ -64,6 +73,12 @@ struct Accumulated {
     label: String,
 }
 
+impl Accumulated {
+    fn bytes(&self) -> Option<u64> {
+        self.shape.as_ref().ok().map(|shape| shape.0)
+    }
+}
+
 /// What is used of a file.
 #[derive(Default)]
 struct Kept {
@@ -73,8 +88,10 @@ struct Kept {
     /// Threads that accumulate or launch, by process and number.
     threads: HashMap<(String, String), usize>,
     gradients: Vec<Accumulated>,
+    /// Something is sent to other ranks.
+    has_communication: bool,
     /// The processes of the gradients.
-    processes: BTreeMap<String, usize>,
+    processes: BTreeSet<String>,
     /// Starts of functions of a backward pass.
     backward: Vec<f64>,
     /// Starts and ends of steps.
@@ -145,6 +162,7 @@ impl Kept {
         if event.ph != "X" {
             return Ok(());
         }
+        self.has_communication |= COMMUNICATION.iter().any(|of| event.name.starts_with(of));
         let is_kernel = matches!(event.cat.as_str(), "kernel" | "gpu_memcpy" | "gpu_memset");
         let is_launch = matches!(event.cat.as_str(), "cuda_runtime" | "cuda_driver");
         let is_gradient = event.name == ACCUMULATE;
@@ -183,7 +201,7 @@ impl Kept {
             }
         } else if is_gradient {
             let thread = self.thread(&event);
-            *self.processes.entry(event.pid.to_string()).or_default() += 1;
+            self.processes.insert(event.pid.to_string());
             self.gradients.push(Accumulated {
                 start,
                 end,
@@ -218,7 +236,7 @@ impl Kept {
             ));
         }
         if self.processes.len() > 1 {
-            let processes: Vec<_> = self.processes.keys().map(String::as_str).collect();
+            let processes: Vec<_> = self.processes.iter().map(String::as_str).collect();
             return Err(format!(
                 "gradients of {} processes ({}): give the trace of one rank",
                 processes.len(),
@@ -232,21 +250,20 @@ impl Kept {
             launches.sort_by(|a, b| a.0.total_cmp(&b.0));
         }
         let groups = self.groups(&mut notes);
-        // The last step is the one that is least likely to be a warm-up.
-        let model = groups.last().ok_or("no step has a gradient")?.gradients;
-        let mut gradients = gradients_of(model)?;
-        let is_alike = |group: &&Group| {
-            let sizes = |all: &[Accumulated]| -> Vec<_> {
-                all.iter()
-                    .map(|one| one.shape.as_ref().ok().copied())
-                    .collect()
-            };
-            sizes(group.gradients) == sizes(model)
-        };
-        let alike: Vec<&Group> = groups.iter().filter(is_alike).collect();
+        // Most steps have the same gradients. The first may be a warm-up, and the last be cut off.
+        let mut by_sizes: BTreeMap<Vec<_>, Vec<&Group>> = BTreeMap::new();
+        for group in &groups {
+            let sizes = group.gradients.iter().map(Accumulated::bytes);
+            by_sizes.entry(sizes.collect()).or_default().push(group);
+        }
+        let longest = |all: &Vec<&Group>| (all.len(), all[0].gradients.len());
+        let alike = by_sizes.into_values().max_by_key(longest).ok_or(
+            "no gradient lies in a step: call profiler.step() after each step, within the profile",
+        )?;
+        let mut gradients = gradients_of(alike[0].gradients)?;
         if alike.len() < groups.len() {
             notes.push(format!(
-                "{} of {} steps have other gradients than the last one, or the same in another order; they are not used",
+                "{} of {} steps have other gradients than most, or the same in another order; they are not used",
                 groups.len() - alike.len(),
                 groups.len()
             ));
@@ -265,6 +282,11 @@ impl Kept {
                 "gradient {at} comes {} us after the one before: at most {WAIT_US_MAX:e}",
                 gradients[at].wait_us
             ));
+        }
+        if self.has_communication {
+            notes.push(
+                "steps contain communication, as if it were computation: profile one process that trains alone".into(),
+            );
         }
         let times: Vec<f64> = alike.iter().filter_map(|group| group.step_us).collect();
         if times.is_empty() {
@@ -294,7 +316,7 @@ impl Kept {
             return groups.filter(|g| !g.gradients.is_empty()).collect();
         }
         notes.push("no steps are marked: they were told apart by gradients that repeat".into());
-        let sizes: Vec<_> = all.iter().map(|one| one.shape.as_ref().ok()).collect();
+        let sizes: Vec<_> = all.iter().map(Accumulated::bytes).collect();
         let repeats = |period: &usize| {
             all.len().is_multiple_of(*period)
                 && sizes.iter().zip(&sizes[*period..]).all(|(a, b)| a == b)
@@ -493,9 +515,21 @@ mod tests {
     }
 
     #[test]
+    fn steps_that_communicate_are_told_of() {
+        let sent = r#""name":"c10d::allreduce_","cat":"cpu_op","pid":7,"tid":1,"ts":1,"dur":1"#;
+        let trace = read(&list(&[&gradient(1, 1, 1), sent])).unwrap();
+        let is_told = |note: &String| note.contains("train") && note.contains("alone");
+        assert!(trace.notes.iter().any(is_told), "{:?}", trace.notes);
+    }
+
+    #[test]
     fn a_file_that_is_cut_off_is_used_as_far_as_it_goes() {
-        let trace = read(&RECORDED[..RECORDED.len() * 3 / 4]).unwrap();
-        assert!(trace.notes.iter().any(|note| note.contains("cut off")));
+        // Inside of the last of three steps.
+        let last = RECORDED.rfind(&format!("\"{ACCUMULATE}\"")).unwrap();
+        let trace = read(&RECORDED[..last]).unwrap();
+        assert_eq!((trace.gradients.len(), trace.steps), (6, 2));
+        assert!(trace.notes[0].contains("cut off"), "{:?}", trace.notes);
+        assert!(trace.notes[1].contains("1 of 3 steps"), "{:?}", trace.notes);
         assert!(error(&RECORDED[..100]).contains("EOF"));
     }
 
@@ -504,6 +538,13 @@ mod tests {
         let good = gradient(1, 1, 1);
         let cases = [
             (list(&[]), "none of its 0 events"),
+            (
+                list(&[
+                    &good,
+                    r#""name":"ProfilerStep#1","pid":7,"tid":1,"ts":5,"dur":9"#,
+                ]),
+                "no gradient lies in a step",
+            ),
             (
                 list(&[&good, &good.replace(r#""pid":7"#, r#""pid":8"#)]),
                 "2 processes (7, 8)",

@@ -20,9 +20,12 @@ impl WhatIf {
     /// # Errors
     /// [`Error::InvalidArgument`]: as [`WhatIf::predict`], or `target` is not from 0 to 1.
     pub fn least_bits_per_second(&self, trace: &Trace, target: f64) -> Result<Option<f64>> {
-        self.least(trace, target, BITS_PER_SECOND, |bits_per_second| WhatIf {
-            bits_per_second,
-            ..self.clone()
+        let (least, most) = BITS_PER_SECOND;
+        seek(trace, target, (most, least), geometric, |bits_per_second| {
+            WhatIf {
+                bits_per_second,
+                ..self.clone()
+            }
         })
     }
 
@@ -32,9 +35,12 @@ impl WhatIf {
     /// # Errors
     /// As [`WhatIf::least_bits_per_second`].
     pub fn least_compression(&self, trace: &Trace, target: f64) -> Result<Option<f64>> {
-        self.least(trace, target, COMPRESSIONS, |compression| WhatIf {
-            compression,
-            ..self.clone()
+        let (least, most) = COMPRESSIONS;
+        seek(trace, target, (most, least), geometric, |compression| {
+            WhatIf {
+                compression,
+                ..self.clone()
+            }
         })
     }
 
@@ -44,52 +50,47 @@ impl WhatIf {
     /// # Errors
     /// As [`WhatIf::least_bits_per_second`].
     pub fn longest_latency_us(&self, trace: &Trace, target: f64) -> Result<Option<f64>> {
-        let of = |latency_us| WhatIf {
-            latency_us,
-            ..self.clone()
-        };
-        if !reaches(&of(0.0), trace, target)? {
-            return Ok(None);
-        }
-        let (mut good, mut bad) = (0.0, LATENCY_US_MAX);
-        if reaches(&of(bad), trace, target)? {
-            return Ok(Some(bad));
-        }
-        for _ in 0..HALVINGS {
-            let middle = (good + bad) / 2.0;
-            match reaches(&of(middle), trace, target)? {
-                true => good = middle,
-                false => bad = middle,
-            }
-        }
-        Ok(Some(good))
+        seek(
+            trace,
+            target,
+            (0.0, LATENCY_US_MAX),
+            f64::midpoint,
+            |latency_us| WhatIf {
+                latency_us,
+                ..self.clone()
+            },
+        )
     }
+}
 
-    /// The least value of a range that reaches the target. Its ends differ by orders of magnitude,
-    /// so that halves are those of its logarithm.
-    fn least(
-        &self,
-        trace: &Trace,
-        target: f64,
-        (least, most): (f64, f64),
-        of: impl Fn(f64) -> WhatIf,
-    ) -> Result<Option<f64>> {
-        if !reaches(&of(most), trace, target)? {
-            return Ok(None);
-        }
-        if reaches(&of(least), trace, target)? {
-            return Ok(Some(least));
-        }
-        let (mut bad, mut good) = (least, most);
-        for _ in 0..HALVINGS {
-            let middle = (bad * good).sqrt();
-            match reaches(&of(middle), trace, target)? {
-                true => good = middle,
-                false => bad = middle,
-            }
-        }
-        Ok(Some(good))
+/// The middle of two values that differ by orders of magnitude.
+fn geometric(a: f64, b: f64) -> f64 {
+    (a * b).sqrt()
+}
+
+/// The value nearest to the second end of a range that still reaches the target; the nearer to the
+/// first end, the higher is the scaling factor.
+fn seek(
+    trace: &Trace,
+    target: f64,
+    (mut good, mut bad): (f64, f64),
+    middle_of: impl Fn(f64, f64) -> f64,
+    of: impl Fn(f64) -> WhatIf,
+) -> Result<Option<f64>> {
+    if !reaches(&of(good), trace, target)? {
+        return Ok(None);
     }
+    if reaches(&of(bad), trace, target)? {
+        return Ok(Some(bad));
+    }
+    for _ in 0..HALVINGS {
+        let middle = middle_of(good, bad);
+        match reaches(&of(middle), trace, target)? {
+            true => good = middle,
+            false => bad = middle,
+        }
+    }
+    Ok(Some(good))
 }
 
 fn reaches(whatif: &WhatIf, trace: &Trace, target: f64) -> Result<bool> {

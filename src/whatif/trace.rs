@@ -38,7 +38,18 @@ pub struct Trace {
     pub notes: Vec<String>,
 }
 
+/// A step whose time is not known takes this many backward passes: a forward pass takes about half
+/// of one.
+const STEP_BACKWARDS: f64 = 1.5;
+
 impl Trace {
+    /// Milliseconds of a step without communication: as measured, or else guessed as 1.5 times the
+    /// backward pass.
+    pub fn step_ms(&self) -> f64 {
+        let guessed = STEP_BACKWARDS * self.backward_us() / 1e3;
+        self.batch_ms.unwrap_or(guessed)
+    }
+
     /// Microseconds from the start of the backward pass to its last gradient.
     pub fn backward_us(&self) -> f64 {
         self.gradients.iter().map(|g| g.wait_us).sum()

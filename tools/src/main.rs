@@ -18,6 +18,7 @@ mod profile;
 mod rdma;
 mod replay;
 mod system;
+mod trace;
 mod whatif;
 
 use clap::{Parser, Subcommand};
@@ -55,7 +56,7 @@ enum Command {
     /// Predict how training scales with another network, from measured gradients
     Whatif(whatif::WhatIfArgs),
     /// Say what is understood of a trace: gradients, their times and sizes, and what was guessed
-    Trace(whatif::describe::TraceArgs),
+    Trace(trace::TraceArgs),
     /// Say which algorithm and path an operation takes, why, and how long it should take and takes;
     /// calibrate the choice
     Explain(Box<explain::ExplainArgs>),
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Whatif(args) => whatif::run(&args),
-        Command::Trace(args) => whatif::describe::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::RankExec(args) => launch::exec(&args),

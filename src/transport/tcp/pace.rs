@@ -144,9 +144,9 @@ mod tests {
         let (least, most) = (sent.iter().min(), sent.iter().max());
         assert!(most.unwrap() - least.unwrap() <= BYTES_MAX, "{sent:?}");
         assert!(sent.iter().sum::<usize>() > 120_000_000, "{sent:?}");
-        // Who is forgotten holds nobody back.
-        pace.forget(pace.turns[0]);
-        let next = pace.turns[0];
-        assert!(pace.allowance(Time(2_000_000_000), next).is_some());
+        let (gone, next, later) = (pace.turns[0], pace.turns[1], Time(2_000_000_000));
+        assert!(pace.allowance(later, next).is_none());
+        pace.forget(gone);
+        assert!(pace.allowance(later, next).is_some());
     }
 }

@@ -11,6 +11,7 @@ mod rank;
 mod summary;
 
 use crate::bench::Memory;
+use crate::trace::TraceFlags;
 use clap::{Args, ValueEnum};
 use linerate::whatif::{FlushRule, Trace};
 use linerate::{Config, DataType, FusionOptions};
@@ -20,7 +21,6 @@ use linerate_job::flags::JobArgs;
 use linerate_job::{output, settings, spawn};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Exit code when everything is good.
 const GOOD: u8 = 0;
@@ -57,10 +57,8 @@ pub enum Compute {
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct ReplayArgs {
-    /// resnet50, resnet101, vgg16 (built in), or a file: .bk.log, .layers.csv, or what
-    /// torch.profiler exports
-    #[arg(long, default_value = "resnet50", value_name = "NAME|FILE")]
-    pub trace: String,
+    #[command(flatten)]
+    pub trace: TraceFlags,
     /// Local ranks to spawn; default 2. Under a launcher it must equal WORLD_SIZE
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
@@ -71,12 +69,6 @@ pub struct ReplayArgs {
     /// Who decides what is flushed when
     #[arg(long, value_enum, default_value = "linerate")]
     pub mode: Mode,
-    /// Bytes of one flush (K, M, G)
-    #[arg(long, default_value = "64M", value_parser = settings::parse_size)]
-    pub fusion_bytes: u64,
-    /// How long a ready gradient waits for company, in milliseconds
-    #[arg(long, default_value = "5", value_parser = milliseconds)]
-    pub fusion_age_ms: f64,
     /// Gradients of one flush, at most
     #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
     pub fusion_tensors: usize,
@@ -92,10 +84,6 @@ pub struct ReplayArgs {
     /// Factor on all times of the trace; 0 makes every gradient ready at once
     #[arg(long, default_value = "1", value_parser = factor)]
     pub scale: f64,
-    /// Time of a batch on one GPU, in milliseconds; default: as measured, or 1.5 times the backward
-    /// pass
-    #[arg(long, value_parser = milliseconds)]
-    pub batch_ms: Option<f64>,
     /// Print the flush plan and run nothing
     #[arg(long)]
     pub plan_only: bool,
@@ -115,11 +103,9 @@ pub struct ReplayArgs {
 impl ReplayArgs {
     fn fusion_options(&self) -> linerate::Result<FusionOptions> {
         let options = FusionOptions {
-            bytes_max: self.fusion_bytes,
-            age_max: Duration::from_secs_f64(self.fusion_age_ms / 1e3),
             tensors_max: self.fusion_tensors,
             buffers_count: self.fusion_buffers,
-            ..FusionOptions::default()
+            ..self.trace.fusion()
         };
         options.check()?;
         Ok(options)
@@ -157,8 +143,7 @@ pub fn run(args: &ReplayArgs) -> ExitCode {
 
 fn prepare(args: &ReplayArgs) -> Result<Prepared, String> {
     let ranks = settings::check_ranks(args.ranks, settings::launched_ranks()?)?;
-    let trace = Trace::load(&args.trace).map_err(|error| error.to_string())?;
-    let mut trace = trace.scaled(args.scale);
+    let mut trace = args.trace.load(args.scale)?;
     // The values that are sent and checked are f32, of as many bytes.
     for gradient in &mut trace.gradients {
         gradient.dtype = DataType::F32;
@@ -214,14 +199,6 @@ fn print_plan(args: &ReplayArgs, trace: &Trace, options: &FusionOptions) -> Resu
     let plan = plan.map_err(|error| error.to_string())?;
     print::print_plan(args, trace, &plan)?;
     Ok(GOOD)
-}
-
-/// A flag's milliseconds.
-pub fn milliseconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(ms) if (0.0..=3.6e6).contains(&ms) => Ok(ms),
-        _ => Err("milliseconds from 0 to 3.6e6 (one hour), such as 5 or 0.5".into()),
-    }
 }
 
 fn factor(text: &str) -> Result<f64, String> {

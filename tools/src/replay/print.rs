@@ -27,19 +27,12 @@ impl Results<'_> {
         self.trace.backward_us() / 1e3
     }
 
-    /// As given, as measured for the model, or 1.5 backward passes: a forward pass costs about half
-    /// of one.
-    fn batch_ms(&self) -> f64 {
-        let known = self.args.batch_ms.or(self.trace.batch_ms);
-        known.unwrap_or(1.5 * self.backward_ms())
-    }
-
     fn forward_ms(&self) -> f64 {
-        (self.batch_ms() - self.backward_ms()).max(0.0)
+        (self.trace.step_ms() - self.backward_ms()).max(0.0)
     }
 
     fn summarise(&self, step: &StepReport) -> Summary {
-        summary::summarise(step, self.ranks, self.batch_ms(), self.forward_ms())
+        summary::summarise(step, self.ranks, self.trace.step_ms(), self.forward_ms())
     }
 }
 
@@ -156,7 +149,7 @@ fn build_table(results: &Results, median: usize) -> String {
     lines.push(format!(
         "# scaling factor {:.4} (batch {:.3} ms)",
         numbers.scaling_factor,
-        results.batch_ms()
+        results.trace.step_ms()
     ));
     lines.push(format!("# wrong values   {}", results.wrong));
     lines.join("\n") + "\n"
@@ -200,7 +193,7 @@ fn to_json(results: &Results, median: usize) -> Value {
         "seed": results.args.seed,
         "scale": results.args.scale,
         "bytes": results.trace.bytes(),
-        "batch_ms": results.batch_ms(),
+        "batch_ms": results.trace.step_ms(),
         "forward_ms": results.forward_ms(),
         "backward_ms": ms(step.backward_end),
         "median_step": median,

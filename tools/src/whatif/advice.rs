@@ -39,7 +39,10 @@ pub fn build(trace: &Trace, whatif: &WhatIf, gbits: &[f64], target: f64) -> Resu
         text += &format!(" Most of that is {}.", what(predicted.limited_by));
     }
     text += &match least {
-        Some(_) => format!(" A factor of {target} needs {least_gbit:.1} Gbit/s."),
+        Some(_) => {
+            let rounded_up = (least_gbit * 10.0).ceil() / 10.0;
+            format!(" A factor of {target} needs {rounded_up:.1} Gbit/s.")
+        }
         None => format!(" No bandwidth reaches a factor of {target}."),
     };
     let mut changes = Vec::new();

@@ -1,7 +1,7 @@
 //! The JSON document of `whatif`.
 
 use linerate::Result;
-use linerate::whatif::{Count, FlushRule, Prediction, Trace, WhatIf};
+use linerate::whatif::{FlushRule, Members, Trace, WhatIf};
 use serde::Serialize;
 
 /// Everything that was predicted. Numbers that are infinite are `null`.
@@ -23,8 +23,6 @@ pub struct Document {
     pub steps: u32,
     pub notes: Vec<String>,
     pub results: Vec<Entry>,
-    /// What reaches the scaling factor that was asked for, row by row.
-    pub reached: Vec<Reached>,
     /// A paragraph for each number of GPUs and compression.
     pub advice: Vec<String>,
 }
@@ -46,6 +44,8 @@ pub struct Entry {
     pub scaling_factor: f64,
     pub link_utilisation: f64,
     pub limited_by: &'static str,
+    /// What reaches the scaling factor that was asked for.
+    pub reached: Option<Reached>,
 }
 
 /// What reaches a scaling factor if all else is as in a row; `null`: nothing does.
@@ -67,8 +67,8 @@ impl Document {
             gradients: trace.gradients.len(),
             bytes: trace.bytes(),
             backward_ms,
-            batch_ms: 0.0,
-            is_batch_guessed: false,
+            batch_ms: trace.step_ms(),
+            is_batch_guessed: trace.batch_ms.is_none(),
             mode: match base.rule {
                 FlushRule::Paper => "paper",
                 FlushRule::Linerate => "linerate",
@@ -79,26 +79,21 @@ impl Document {
             steps: trace.steps,
             notes: trace.notes.clone(),
             results: Vec::new(),
-            reached: Vec::new(),
             advice: Vec::new(),
         }
-    }
-
-    /// Adds a row.
-    pub fn add(&mut self, whatif: &WhatIf, predicted: &Prediction) {
-        self.batch_ms = predicted.batch_ms;
-        self.is_batch_guessed = predicted.is_batch_guessed;
-        self.results.push(Entry::new(whatif, predicted));
     }
 }
 
 impl Entry {
-    fn new(whatif: &WhatIf, predicted: &Prediction) -> Entry {
-        Entry {
+    /// Predicts a row, and seeks what reaches the factor if there is one.
+    pub fn new(trace: &Trace, whatif: &WhatIf, factor: Option<f64>) -> Result<Entry> {
+        let predicted = whatif.predict(trace)?;
+        let reached = factor.map(|factor| Reached::new(trace, whatif, factor));
+        Ok(Entry {
             n: whatif.gpus,
-            servers: match whatif.count {
-                Count::Gpus => None,
-                Count::Servers {
+            servers: match whatif.members {
+                Members::Gpus => None,
+                Members::Servers {
                     gpus_per_server, ..
                 } => Some(whatif.gpus / gpus_per_server),
             },
@@ -106,20 +101,21 @@ impl Entry {
             latency_us: whatif.latency_us,
             compression: whatif.compression,
             algorithm: "ring",
-            flushes: predicted.flushes.len(),
+            flushes: predicted.flushes,
             t_back_ms: predicted.backward_ms,
             t_sync_ms: predicted.sync_ms,
             overhead_ms: predicted.overhead_ms,
             scaling_factor: predicted.scaling_factor,
             link_utilisation: predicted.link_utilisation,
             limited_by: predicted.limited_by.name(),
-        }
+            reached: reached.transpose()?,
+        })
     }
 }
 
 impl Reached {
     /// Seeks what reaches `target`.
-    pub fn new(trace: &Trace, whatif: &WhatIf, target: f64) -> Result<Reached> {
+    fn new(trace: &Trace, whatif: &WhatIf, target: f64) -> Result<Reached> {
         let bits_per_second = whatif.least_bits_per_second(trace, target)?;
         Ok(Reached {
             scaling_factor: target,

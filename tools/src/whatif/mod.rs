@@ -1,23 +1,21 @@
 //! `linerate whatif`: what another network would do for a step of training, predicted from the
-//! gradients of a trace; and `linerate trace`, what is understood of one.
+//! gradients of a trace.
 //!
 //! Nothing runs and nothing is measured. Read first: [`run`], then `advice.rs`; the model is
 //! [`linerate::whatif`].
 
 mod advice;
-pub mod describe;
 mod document;
 mod print;
 
+use crate::trace::TraceFlags;
 use clap::{Args, ValueEnum};
-use document::{Document, Reached};
-use linerate::FusionOptions;
-use linerate::whatif::{Additions, Count, Trace, WhatIf};
+use document::{Document, Entry};
+use linerate::whatif::{Additions, Members, WhatIf};
 use linerate_job::ending::{self, FAILED, USAGE};
-use linerate_job::{output, settings};
+use linerate_job::output;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Rows of one run, at most.
 const ROWS_MAX: usize = 100_000;
@@ -37,10 +35,8 @@ pub enum CountBy {
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct WhatIfArgs {
-    /// resnet50, resnet101, vgg16 (built in), or a file: .bk.log, .layers.csv, or what
-    /// torch.profiler exports
-    #[arg(long, default_value = "resnet50", value_name = "NAME|FILE")]
-    pub trace: String,
+    #[command(flatten)]
+    pub trace: TraceFlags,
     /// Gbit/s of each link, separated by commas; inf: a network that takes no time
     #[arg(long, value_delimiter = ',', default_value = "1,10,25,40,100,200,400", value_name = "GBIT,...", value_parser = gbit)]
     pub bandwidth: Vec<f64>,
@@ -81,16 +77,6 @@ pub struct WhatIfArgs {
     /// Who decides what is flushed when: the published simulation, or linerate's fusion
     #[arg(long, value_enum, default_value = "paper")]
     pub mode: crate::replay::Mode,
-    /// Bytes of one flush (K, M, G)
-    #[arg(long, default_value = "64M", value_parser = settings::parse_size)]
-    pub fusion_bytes: u64,
-    /// How long a ready gradient waits for company, in milliseconds
-    #[arg(long, default_value = "5", value_parser = crate::replay::milliseconds)]
-    pub fusion_age_ms: f64,
-    /// Time of a step on one GPU, in milliseconds; default: as measured, or 1.5 times the backward
-    /// pass
-    #[arg(long, value_parser = crate::replay::milliseconds)]
-    pub batch_ms: Option<f64>,
     /// Say which bandwidth, compression or latency reaches this scaling factor
     #[arg(long, value_name = "FACTOR")]
     pub what_reaches: Option<f64>,
@@ -126,8 +112,7 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
         output::check_target("--json", target)?;
     }
     let text = |error: linerate::Error| error.to_string();
-    let mut trace = Trace::load(&args.trace).map_err(text)?;
-    trace.batch_ms = args.batch_ms.or(trace.batch_ms);
+    let trace = args.trace.load(1.0)?;
     let base = base(args)?;
     let rows = args.workers.len() * args.bandwidth.len() * args.compression.len();
     if rows > ROWS_MAX {
@@ -135,7 +120,6 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
             "{rows} combinations of --workers, --bandwidth and --compression: at most {ROWS_MAX}"
         ));
     }
-    let target = args.what_reaches.unwrap_or(GOOD_FACTOR);
     let mut document = Document::new(&trace, &base);
     for &gpus in &args.workers {
         for &compression in &args.compression {
@@ -145,14 +129,10 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
                 ..base.clone()
             };
             for &gbit in &args.bandwidth {
-                let whatif = at(&whatif, gbit);
-                let predicted = whatif.predict(&trace).map_err(text)?;
-                document.add(&whatif, &predicted);
-                if args.what_reaches.is_some() {
-                    let reached = Reached::new(&trace, &whatif, target).map_err(text)?;
-                    document.reached.push(reached);
-                }
+                let entry = Entry::new(&trace, &at(&whatif, gbit), args.what_reaches);
+                document.results.push(entry.map_err(text)?);
             }
+            let target = args.what_reaches.unwrap_or(GOOD_FACTOR);
             let advice = advice::build(&trace, &whatif, &args.bandwidth, target);
             document.advice.push(advice.map_err(text)?);
         }
@@ -169,25 +149,20 @@ fn at(whatif: &WhatIf, gbit: f64) -> WhatIf {
 
 /// What all rows have.
 fn base(args: &WhatIfArgs) -> Result<WhatIf, String> {
-    let fusion = FusionOptions {
-        bytes_max: args.fusion_bytes,
-        age_max: Duration::from_secs_f64(args.fusion_age_ms / 1e3),
-        ..FusionOptions::default()
-    };
-    let count = match args.count {
-        CountBy::Gpus => Count::Gpus,
-        CountBy::Servers => Count::Servers {
+    let members = match args.count {
+        CountBy::Gpus => Members::Gpus,
+        CountBy::Servers => Members::Servers {
             gpus_per_server: args.gpus_per_server,
             inside_bits_per_second: args.inside * 1e9,
         },
     };
     Ok(WhatIf {
-        count,
+        members,
         latency_us: args.latency_us,
         link_share: args.link_share,
         additions: additions(&args.additions)?,
         rule: args.mode.into(),
-        fusion,
+        fusion: args.trace.fusion(),
         ..WhatIf::default()
     })
 }
@@ -201,21 +176,7 @@ fn additions(name: &str) -> Result<Additions, String> {
     }
     let text = std::fs::read_to_string(name)
         .map_err(|cause| format!("--additions '{name}': {cause}; or v100, or none"))?;
-    let mut points = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        let point = line.split_once(',').and_then(|(bytes, seconds)| {
-            let number = |text: &str| text.trim().parse::<f64>().ok();
-            Some((number(bytes)?, number(seconds)?))
-        });
-        let wrong = || format!("--additions {name}, line {number}: expected bytes,seconds");
-        points.push(point.ok_or_else(wrong)?);
-    }
-    if points.is_empty() {
-        return Err(format!(
-            "--additions {name}: no lines; expected bytes,seconds"
-        ));
-    }
-    Additions::measured(points).map_err(|error| format!("--additions {name}: {error}"))
+    Additions::parse(&text).map_err(|error| format!("--additions {name}: {error}"))
 }
 
 fn gbit(text: &str) -> Result<f64, String> {

@@ -1,6 +1,6 @@
 //! The text of `whatif`: a table, and the paragraphs under it.
 
-use super::document::{Document, Entry, Reached};
+use super::document::{Document, Entry};
 
 /// Everything.
 pub fn text(document: &Document) -> String {
@@ -40,18 +40,21 @@ pub fn text(document: &Document) -> String {
     let notes = document.notes.iter().map(|note| format!("# note: {note}"));
     lines.splice(1..1, notes);
     lines.extend(document.results.iter().map(row));
-    if let Some(first) = document.reached.first() {
+    let reached: Vec<String> = document.results.iter().filter_map(reached_row).collect();
+    if !reached.is_empty() {
         lines.push(String::new());
+        lines.push("# what reaches the factor that was asked for, each by itself".into());
         lines.push(format!(
-            "# a scaling factor of {} is reached by one of these changes of a row",
-            first.scaling_factor
+            "{:>6} {:>10} {:>11} {:>7}  {:>12} {:>14} {:>14}",
+            "GPUs",
+            "Gbit/s",
+            "compression",
+            "factor",
+            "at Gbit/s",
+            "at compression",
+            "at latency us"
         ));
-        lines.push(format!(
-            "{:>6} {:>10} {:>11}  {:>12} {:>14} {:>14}",
-            "GPUs", "Gbit/s", "compression", "at Gbit/s", "at compression", "at latency us"
-        ));
-        let rows = document.results.iter().zip(&document.reached);
-        lines.extend(rows.map(|(entry, reached)| reached_row(entry, reached)));
+        lines.extend(reached);
     }
     for advice in &document.advice {
         lines.push(String::new());
@@ -76,15 +79,17 @@ fn row(entry: &Entry) -> String {
     )
 }
 
-fn reached_row(entry: &Entry, reached: &Reached) -> String {
+fn reached_row(entry: &Entry) -> Option<String> {
+    let reached = entry.reached.as_ref()?;
     let shown = |number: Option<f64>| number.map_or("none".into(), |n| format!("{n:.3}"));
-    format!(
-        "{:>6} {:>10} {:>11}  {:>12} {:>14} {:>14}",
+    Some(format!(
+        "{:>6} {:>10} {:>11} {:>7}  {:>12} {:>14} {:>14}",
         entry.n,
         entry.bandwidth_gbps,
         entry.compression,
+        reached.scaling_factor,
         shown(reached.bandwidth_gbps),
         shown(reached.compression),
         shown(reached.latency_us)
-    )
+    ))
 }

@@ -2,10 +2,11 @@
 //! pushes a gradient, waits for its OK and pulls the weights. After the steps the workers pull as
 //! often again, with no push between, which is the time of a pull alone.
 //!
-//! A time is that of the slowest worker, step by step. No barrier lies between steps, because it
-//! would make every mode a synchronous one. All elements are checked twice: after the timed steps,
-//! and after the last pull (`expected.rs`; `reference.rs` has what an optimizer with a state makes
-//! of a weight).
+//! The time of a step is from when all workers have done the one before until all have done it;
+//! push and pull are those of the slowest worker, step by step. No barrier lies between steps,
+//! because it would make every mode a synchronous one. All elements are checked twice: after the
+//! timed steps, and after the last pull (`expected.rs`; `reference.rs` has what an optimizer with a
+//! state makes of a weight).
 //!
 //! Read first: `rank.rs`; `simulate.rs` has all ranks in one process, in virtual time.
 

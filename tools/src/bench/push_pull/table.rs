@@ -17,7 +17,8 @@ pub fn header(plan: &Plan, transport: &str) -> String {
     let about = format!(
         "# linerate {} bench push-pull ranks: {} servers: {} replicas: {} workers: {} transport: {transport} mode: {} optimizer: {}\n\
          # minBytes {} maxBytes {} warmup iters: {} iters: {} gradients: {}\n\
-         # a time is the median (p50) over steps of the slowest worker's, with no barrier between steps; push: until its OK\n\
+         # time: of a step, from when all workers have done the one before; no barrier lies between; all are medians (p50)\n\
+         # push: until its OK, of the slowest worker\n\
          # pull: from that OK on, with the update; alone: a pull of all workers together after the steps, with no update\n{modelled}#\n",
         env!("CARGO_PKG_VERSION"),
         plan.ranks,
