@@ -36,12 +36,27 @@ pub const WINDOW_BYTES_PER_THREAD: usize = 512 * 1024;
 pub const WINDOW_BYTES_MIN: usize = 16 << 10;
 pub const WINDOW_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes of shared scratch memory of a round, at most. Longer calls are cut, and as many rounds as
-/// there are [`OPERATION_SLOTS`] are under way: 16 MiB in all. Of two hosts with two ranks each, on
-/// 2 cores and a modelled wire of 100 Gbit/s, an allreduce of 64 MiB in memory that is not mapped
-/// takes 58 to 65 ms; with rounds of 4 MiB 67 to 73, with 256 KiB 64 to 68, and 56 to 59 if the
-/// ranks of a host send messages to each other.
-pub const SHARED_BYTES: u64 = 1 << 20;
+/// Bytes of shared scratch memory of a round, at most, on up to 64 ranks. Longer calls are cut, and
+/// as many rounds as there are [`OPERATION_SLOTS`] are under way: 16 MiB in all. Of two hosts with
+/// two ranks each, on 2 cores and a modelled wire of 100 Gbit/s, an allreduce of 64 MiB in memory
+/// that is not mapped takes 58 to 65 ms; with rounds of 4 MiB 67 to 73, with 256 KiB 64 to 68, and
+/// 56 to 59 if the ranks of a host send messages to each other.
+const SHARED_BYTES: u64 = 1 << 20;
+
+/// The part of each rank in such a round, at least: that is a message between hosts, which is not to
+/// become short because there are many ranks. On 1024 GPUs with NICs of 400 Gbit/s (`linerate sim
+/// allreduce --fabric 8x400g`), 64 MiB in rounds of 1 MiB take SHORT_ROUNDS, and LONG_ROUNDS so.
+const SHARED_PART_BYTES: u64 = 16 << 10;
+
+/// Bytes of shared scratch memory of a round, at most, on this many ranks.
+pub const fn shared_bytes(ranks: u32) -> u64 {
+    let parts = SHARED_PART_BYTES * ranks as u64;
+    if parts > SHARED_BYTES {
+        parts
+    } else {
+        SHARED_BYTES
+    }
+}
 
 /// Default bytes of a chunk: large enough that the cost per message is below 1 % of its copy at
 /// 10 GB/s, small enough that four in flight stay inside a second-level cache.

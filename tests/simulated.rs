@@ -4,6 +4,8 @@
 mod cases_of_types;
 #[path = "simulated/choice.rs"]
 mod choice;
+#[path = "simulated/fabrics.rs"]
+mod fabrics;
 #[path = "collectives/oracle.rs"]
 mod oracle;
 #[path = "../src/prng.rs"]
@@ -115,6 +117,7 @@ fn hosts_of_several_ranks_give_the_same_results() {
     for (ranks, ranks_per_host) in [(4, 2), (5, 2), (7, 3), (8, 4)] {
         let hosts = Some(Hosts {
             ranks_per_host,
+            nics: ranks_per_host,
             link: Link::HOST,
         });
         let options = SimOptions {

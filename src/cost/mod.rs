@@ -172,6 +172,20 @@ impl Model {
         self
     }
 
+    /// These prices, where a message inside of a host takes as long as this.
+    pub fn with_local_messages(mut self, message_ns: f64, bytes_per_second: f64) -> Model {
+        self.0[LOCAL_MESSAGES] = message_ns;
+        self.0[LOCAL_MESSAGES + 1] = 1e9 / bytes_per_second;
+        self
+    }
+
+    /// These prices, where a byte that a reduction reads or writes, and one that is copied, takes
+    /// as long as this, in nanoseconds.
+    pub fn with_local_work(mut self, reduced_ns: f64, copied_ns: f64) -> Model {
+        (self.0[REDUCED], self.0[COPIED]) = (reduced_ns, copied_ns);
+        self
+    }
+
     /// What messages between hosts cost, and those inside of hosts.
     pub fn links(&self) -> [LinkPrice; 2] {
         let far = LinkPrice {

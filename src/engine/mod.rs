@@ -74,10 +74,12 @@ mod tests;
 
 pub use arguments::Arguments;
 pub use at_once::AtOnce;
+pub(crate) use chunk_ring::{RING_CHUNKS, rings_of};
 pub use core::Engine;
 pub use driver::Host;
 pub use links::Contact;
 pub use prepared::Prepared;
+pub(crate) use program::PIECE_BYTES;
 pub use remote::{RemoteCall, RemoteWork};
 pub(crate) use suspect::name_ranks;
 pub use tagged::{Source, TaggedCall, Transfer};

@@ -7,7 +7,7 @@ use super::round::RoundId;
 use super::tag::ROUNDS_MAX;
 use super::task::{TaskCall, TaskId};
 use crate::error::{Error, Result};
-use crate::limits::{COUNT_MAX, SHARED_BYTES};
+use crate::limits::{COUNT_MAX, shared_bytes};
 use crate::schedule::Count;
 use crate::time::Time;
 use crate::types::Collective;
@@ -158,9 +158,10 @@ impl Engine {
     ) -> Result<u64> {
         let element = arguments.dtype.size_bytes();
         let limit = self.config.window_bytes as u64;
+        let most_shared = shared_bytes(self.ranks());
         let fits = |count: u64| {
             let [window, shared] = prepared.staging_bytes(&Count { count, slots }, element);
-            window <= limit && shared <= SHARED_BYTES
+            window <= limit && shared <= most_shared
         };
         if fits(arguments.count) {
             return Ok(arguments.count.max(1));

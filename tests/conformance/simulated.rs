@@ -76,6 +76,7 @@ fn weather(ranks: u32, seed: u64) -> SimOptions {
     if seed % 5 == 4 {
         options.hosts = Some(Hosts {
             ranks_per_host: 2,
+            nics: 2,
             link: Link::HOST,
         });
     }

@@ -118,6 +118,7 @@ fn draw_options(ranks: u32, seed: u64, prng: &mut Prng) -> SimOptions {
     let place = prng.below(6);
     let hosts = (place == 0 && ranks > 2).then_some(Hosts {
         ranks_per_host: 2,
+        nics: 2,
         link: Link::HOST,
     });
     SimOptions {

@@ -36,6 +36,7 @@ impl Network {
             size_only: true,
             hosts: (self.each > 1).then_some(Hosts {
                 ranks_per_host: self.each,
+                nics: self.each,
                 link: Link::HOST,
             }),
             network: Link {

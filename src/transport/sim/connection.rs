@@ -190,8 +190,9 @@ impl State {
         state.is_alive = true;
         state.has_withdrawn = false;
         state.incarnation += 1;
-        state.ports = Default::default();
-        state.incarnation
+        let incarnation = state.incarnation;
+        self.wires.reset(rank);
+        incarnation
     }
 
     /// After one side has ended its part of a connection: the other one will notice, if it has

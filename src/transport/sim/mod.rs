@@ -1,14 +1,14 @@
 //! A fabric in virtual time: the provider that tests and predictions run on.
 //!
 //! One thread steps up to thousands of ranks through a modelled network: latency, bandwidth, cost
-//! per message and congestion of each rank's ports ([`Link`]), and, drawn from a seed, jitter,
-//! reordering, loss with retransmission, and duplicates. Ranks can be killed, and groups
+//! per message and congestion of ports ([`Link`]) and of trunks between switches ([`Tier`]), and,
+//! drawn from a seed, jitter, reordering, loss with retransmission, and duplicates. Ranks can be killed, and groups
 //! partitioned and healed. The ranks see an ordinary [`Transport`](super::Transport): what they do
 //! is the production code.
 //!
 //! It is a reliable transport over an unreliable wire: losses cost time and duplicates are
 //! filtered, so every clause of the contract holds whatever the seed. What it deliberately does not
-//! model: switches (the network between two ports is never the bottleneck), the time of local
+//! model: the time of local
 //! computation (see [`World::wake_at`]), packets of a large message (it is lost and sent again as a
 //! whole), credits and acknowledgements as traffic, and memory bandwidth.
 //!
@@ -27,8 +27,10 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod wire;
+mod wires;
 mod world;
 
-pub use options::{Flaw, Hosts, Link, SimOptions, Statistics};
+pub use options::{Flaw, Hosts, Link, SimOptions, SlowNic, Statistics, Tier};
 pub use provider::SimTransport;
+pub(crate) use wires::{Carried, Route, Wires};
 pub use world::World;

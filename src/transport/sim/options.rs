@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::Rank;
+use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 
 /// Times of a fabric are an hour at most, so that no sum of them overflows.
@@ -75,9 +76,38 @@ impl Link {
 pub struct Hosts {
     /// Ranks of one host, at least 1.
     pub ranks_per_host: u32,
+    /// NICs of one host, which its ranks share evenly: rank `r` of the host has NIC
+    /// `r * nics / ranks_per_host`. From 1 to `ranks_per_host`.
+    pub nics: u32,
     /// The link between two ranks of one host. It has ports of its own: local traffic does not use
     /// the network's.
     pub link: Link,
+}
+
+/// A tier of switches: each joins this many hosts, and reaches those of other switches by trunks to
+/// the tier above. Above the last tier, trunks meet in a core that delays nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tier {
+    /// Hosts below one switch: a multiple of those of the tier below.
+    pub hosts: u32,
+    /// By how much the NICs below a switch are faster together than its trunks in each direction;
+    /// 1 is a fabric without oversubscription.
+    pub oversubscription: f64,
+    /// Time of a message through one switch, nanoseconds.
+    pub hop_ns: u64,
+}
+
+/// A NIC that is slower than the others.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlowNic {
+    /// Its host.
+    pub host: u32,
+    /// Which of the host's.
+    pub nic: u32,
+    /// Its share of the rate of the others, above 0 and at most 1.
+    pub share: f64,
 }
 
 /// A simulated job. The same options and the same calls give the same run, to the nanosecond.
@@ -91,6 +121,11 @@ pub struct SimOptions {
     pub network: Link,
     /// Which ranks share a host; default none.
     pub hosts: Option<Hosts>,
+    /// The switches between hosts, from the hosts up; default none, where the network between two
+    /// NICs is never the bottleneck.
+    pub tiers: Vec<Tier>,
+    /// NICs that are slower than the others; default none.
+    pub slow_nics: Vec<SlowNic>,
     /// Messages of one pair of ranks may overtake each other (jitter, retransmission). Otherwise a
     /// late one delays those behind it. Default false.
     pub reorder: bool,
@@ -131,6 +166,8 @@ impl SimOptions {
             seed,
             network: Link::ETHERNET_100G,
             hosts: None,
+            tiers: Vec::new(),
+            slow_nics: Vec::new(),
             reorder: false,
             drop: 0.0,
             duplicate: 0.0,
@@ -214,9 +251,20 @@ impl SimOptions {
                 }
             }
         }
-        if self.hosts.is_some_and(|hosts| hosts.ranks_per_host == 0) {
-            return refuse("hosts.ranks_per_host", &0, "at least 1");
+        if let Some(hosts) = self.hosts {
+            if hosts.ranks_per_host == 0 {
+                return refuse("hosts.ranks_per_host", &0, "at least 1");
+            }
+            let most = hosts.ranks_per_host;
+            if !(1..=most).contains(&hosts.nics) {
+                return refuse(
+                    "hosts.nics",
+                    &hosts.nics,
+                    &format!("1 to {most}, the ranks of a host"),
+                );
+            }
         }
+        self.check_switches(&refuse)?;
         for (name, value) in [("drop", self.drop), ("duplicate", self.duplicate)] {
             if !(0.0..1.0).contains(&value) {
                 return refuse(name, &value, "a probability of 0.0 to below 1.0");
@@ -231,6 +279,81 @@ impl SimOptions {
             }
         }
         Ok(())
+    }
+}
+
+impl SimOptions {
+    fn check_switches(
+        &self,
+        refuse: &impl Fn(&str, &dyn Display, &str) -> Result<()>,
+    ) -> Result<()> {
+        let mut below = 1;
+        for (at, tier) in self.tiers.iter().enumerate() {
+            let name = |field| format!("tiers[{at}].{field}");
+            if tier.hosts < below || tier.hosts % below != 0 {
+                let allowed =
+                    format!("a multiple of {below}, the hosts below a switch of the tier below");
+                return refuse(&name("hosts"), &tier.hosts, &allowed);
+            }
+            if !(1.0..=1e6).contains(&tier.oversubscription) {
+                return refuse(
+                    &name("oversubscription"),
+                    &tier.oversubscription,
+                    "1 to 1e6",
+                );
+            }
+            if tier.hop_ns > TIME_NS_MAX {
+                return refuse(&name("hop_ns"), &tier.hop_ns, HOUR);
+            }
+            below = tier.hosts;
+        }
+        let nics = self.nics_per_host();
+        for (at, slow) in self.slow_nics.iter().enumerate() {
+            let name = |field| format!("slow_nics[{at}].{field}");
+            if slow.host >= self.host_count() {
+                let allowed = format!("below {}, the number of hosts", self.host_count());
+                return refuse(&name("host"), &slow.host, &allowed);
+            }
+            if slow.nic >= nics {
+                return refuse(
+                    &name("nic"),
+                    &slow.nic,
+                    &format!("below {nics}, the NICs of a host"),
+                );
+            }
+            if !(slow.share > 0.0 && slow.share <= 1.0) {
+                return refuse(&name("share"), &slow.share, "above 0 and at most 1");
+            }
+        }
+        Ok(())
+    }
+
+    /// Hosts, the last of which may have fewer ranks. Without [`SimOptions::hosts`] each rank has
+    /// its own NIC, as if it had a host of its own.
+    pub(crate) fn host_count(&self) -> u32 {
+        let each = self.hosts.map_or(1, |hosts| hosts.ranks_per_host);
+        self.ranks.div_ceil(each.max(1))
+    }
+
+    pub(crate) fn nics_per_host(&self) -> u32 {
+        self.hosts.map_or(1, |hosts| hosts.nics)
+    }
+
+    /// Ranks that share a NIC, on average.
+    pub(crate) fn ranks_per_nic(&self) -> f64 {
+        let hosts = self.hosts;
+        hosts.map_or(1.0, |h| f64::from(h.ranks_per_host) / f64::from(h.nics))
+    }
+
+    /// The index of a rank's NIC among those of all hosts.
+    pub(crate) fn nic_of(&self, rank: Rank) -> u32 {
+        match self.hosts {
+            Some(hosts) => {
+                let (host, place) = (rank / hosts.ranks_per_host, rank % hosts.ranks_per_host);
+                host * hosts.nics + place * hosts.nics / hosts.ranks_per_host
+            }
+            None => rank,
+        }
     }
 }
 
@@ -352,6 +475,7 @@ mod tests {
     fn of(ranks_per_host: u32, link: Link) -> Hosts {
         Hosts {
             ranks_per_host,
+            nics: ranks_per_host,
             link,
         }
     }

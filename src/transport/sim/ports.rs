@@ -1,25 +1,22 @@
-//! The ports of a rank: what serialises bytes, and so models congestion.
+//! [`Port`]: what serialises bytes, and so models congestion; and [`Fate`], what the wire does to a
+//! packet.
 //!
-//! A rank has a send and a receive port per [`Class`] of link (full duplex). A port is a queue in
-//! time: a packet holds it for `per_message + bytes / bandwidth`. Small packets pass between the
+//! A port is a queue in time: a packet holds it for `per_message + bytes / bandwidth`. Small packets pass between the
 //! packets of a large message, as they do on a wire with a 4 KiB MTU: they wait only for other
 //! small ones, and large ones wait for everything. No capacity is lost or gained by that.
 
-use super::options::{Class, Link};
+use super::options::Link;
 
-/// Number of classes.
-const CLASSES: usize = 3;
-
-/// One direction of one class: the times at which it is free.
+/// The times at which it is free.
 #[derive(Clone, Copy, Debug, Default)]
-struct Port {
+pub(super) struct Port {
     small_free_ns: u64,
     large_free_ns: u64,
 }
 
 impl Port {
     /// Holds the port for `hold_ns`, not before `now`; returns when that begins.
-    fn reserve(&mut self, now: u64, hold_ns: u64, is_small: bool) -> u64 {
+    pub(super) fn reserve(&mut self, now: u64, hold_ns: u64, is_small: bool) -> u64 {
         if is_small {
             let begin = now.max(self.small_free_ns);
             self.small_free_ns = begin + hold_ns;
@@ -30,25 +27,6 @@ impl Port {
             self.large_free_ns = begin + hold_ns;
             begin
         }
-    }
-}
-
-/// All ports of one rank.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ports {
-    send: [Port; CLASSES],
-    receive: [Port; CLASSES],
-}
-
-impl Ports {
-    /// Begins to send; returns when the first byte leaves.
-    pub(super) fn send(&mut self, class: Class, now: u64, hold_ns: u64, is_small: bool) -> u64 {
-        self.send[class as usize].reserve(now, hold_ns, is_small)
-    }
-
-    /// The first byte is here at `now`; returns when the last one is through.
-    pub(super) fn receive(&mut self, class: Class, now: u64, hold_ns: u64, is_small: bool) -> u64 {
-        self.receive[class as usize].reserve(now, hold_ns, is_small) + hold_ns
     }
 }
 
@@ -100,24 +78,11 @@ mod tests {
 
     #[test]
     fn large_packets_queue_and_small_ones_pass_between_them() {
-        let mut ports = Ports::default();
-        assert_eq!(ports.send(Class::Network, 0, 100, false), 0);
-        assert_eq!(ports.send(Class::Network, 10, 5, true), 10);
-        assert_eq!(ports.send(Class::Network, 10, 5, true), 15);
-        assert_eq!(ports.send(Class::Network, 20, 100, false), 110);
-        assert_eq!(
-            ports.send(Class::Host, 20, 100, false),
-            20,
-            "ports of another class"
-        );
-    }
-
-    #[test]
-    fn the_two_directions_are_independent() {
-        let mut ports = Ports::default();
-        assert_eq!(ports.send(Class::Network, 0, 100, false), 0);
-        assert_eq!(ports.receive(Class::Network, 0, 100, false), 100);
-        assert_eq!(ports.receive(Class::Network, 0, 100, false), 200);
+        let mut port = Port::default();
+        assert_eq!(port.reserve(0, 100, false), 0);
+        assert_eq!(port.reserve(10, 5, true), 10);
+        assert_eq!(port.reserve(10, 5, true), 15);
+        assert_eq!(port.reserve(20, 100, false), 110);
     }
 
     #[test]

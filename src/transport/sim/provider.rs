@@ -33,6 +33,8 @@ impl SimTransport {
         incarnation: u64,
     ) -> SimTransport {
         let link = options.network;
+        // Ranks that share a NIC have their part of it where all of them send.
+        let ranks_of_nic = options.ranks_per_nic();
         SimTransport {
             state,
             capabilities: Capabilities {
@@ -50,7 +52,7 @@ impl SimTransport {
                 rails: 1,
                 latency_ns: (link.latency_ns + link.per_message_ns) as f64,
                 post_ns: link.per_message_ns as f64,
-                bytes_per_second: link.bytes_per_second as f64,
+                bytes_per_second: link.bytes_per_second as f64 / ranks_of_nic,
             },
             rank,
             incarnation,

@@ -1,10 +1,10 @@
-//! What a world consists of: the queue of happenings, and per rank its ports, connections,
-//! operations, regions and unread events. What happens to them is in `posting.rs`, `wire.rs` and
+//! What a world consists of: the queue of happenings, the ports between
+//! ranks, and per rank its connections, operations, regions and unread events. What happens to them is in `posting.rs`, `wire.rs` and
 //! `connection.rs`.
 
 use super::matching::{Channel, Matcher, Receive};
 use super::options::{SimOptions, Statistics};
-use super::ports::Ports;
+use super::wires::Wires;
 use crate::memory::{Region, RegionKey, View};
 use crate::prng::Prng;
 use crate::transport::registry::Registry;
@@ -275,7 +275,6 @@ pub(super) struct RankState {
     pub(super) is_ready: bool,
     pub(super) has_withdrawn: bool,
     pub(super) inbox: Vec<Event>,
-    pub(super) ports: Ports,
     /// By peer; none until the first connection.
     pub(super) sides: Vec<Side>,
     pub(super) operations: Operations,
@@ -300,7 +299,6 @@ impl RankState {
             is_ready: false,
             has_withdrawn: false,
             inbox: Vec::new(),
-            ports: Ports::default(),
             sides: Vec::new(),
             operations: Operations::default(),
             matcher: Matcher::new(),
@@ -359,9 +357,22 @@ pub(super) enum Cause {
     Partition(u64),
 }
 
+/// What a packet takes besides its ports and trunks, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Journey {
+    /// Its latency, with what losses and jitter add.
+    pub(super) ns: u64,
+    /// By how much its second copy is later, if there is one.
+    pub(super) copy_ns: Option<u64>,
+    /// It pays the latency.
+    pub(super) has_latency: bool,
+}
+
 /// Something that will happen at a known time.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Happening {
+    /// The first byte of a packet to this rank leaves, and comes to the trunks between switches.
+    Cross(OperationId, Leg, Rank, Journey),
     /// The first byte of a packet reaches the receive port of this rank.
     Arrive(OperationId, Leg, Rank),
     /// Its last byte is through the port.
@@ -427,6 +438,7 @@ pub(super) struct State {
     pub(super) now: u64,
     pub(super) prng: Prng,
     pub(super) ranks: Vec<RankState>,
+    pub(super) wires: Wires,
     pub(super) ready: Vec<Rank>,
     pub(super) partitions: Vec<Partition>,
     pub(super) partition_last: u64,
@@ -453,6 +465,7 @@ impl State {
             now: 0,
             prng: Prng::new(options.seed),
             ranks: (0..options.ranks).map(|_| RankState::new()).collect(),
+            wires: Wires::new(&options),
             ready: Vec::new(),
             partitions: Vec::new(),
             partition_last: 0,

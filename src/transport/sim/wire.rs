@@ -11,7 +11,9 @@
 use super::matching::{Channel, Receive};
 use super::options::{Class, Flaw};
 use super::ports::{Fate, is_small};
-use super::state::{Action, Happening, Leg, Operation, OperationId, Payload, Phase, State};
+use super::state::{
+    Action, Happening, Journey, Leg, Operation, OperationId, Payload, Phase, State,
+};
 use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::View;
@@ -34,6 +36,7 @@ impl State {
     pub(super) fn handle_due(&mut self) {
         while let Some(what) = self.poll_due() {
             match what {
+                Happening::Cross(id, leg, to, journey) => self.handle_cross(id, leg, to, journey),
                 Happening::Arrive(id, leg, to) => self.handle_arrive(id, leg, to),
                 Happening::Deliver(id) => self.handle_deliver(id),
                 Happening::Pull(id) => self.handle_pull(id),
@@ -56,7 +59,7 @@ impl State {
     /// Puts a packet on the wire. Without `has_latency` it pays no latency: its announcement has
     /// paid that.
     pub(super) fn transmit(&mut self, id: OperationId, leg: Leg, has_latency: bool) {
-        let Some((from, to, bytes, hold_ns)) = self.packet(id, leg) else {
+        let Some((from, to, bytes, paid_ns)) = self.packet(id, leg) else {
             return;
         };
         let class = self.options.class(from, to);
@@ -71,28 +74,63 @@ impl State {
         sender.statistics.packets_sent += 1;
         sender.statistics.bytes_sent += bytes;
         sender.statistics.retransmits += u64::from(fate.losses);
+        let route = self.wires.route(from, to);
+        let hold_ns = self.wires.send_hold_ns(&route, bytes) - paid_ns;
         let held_ns = hold_ns * (1 + u64::from(fate.losses));
-        let begin = sender.ports.send(class, now, held_ns, is_small(bytes));
-        let latency_ns = if has_latency { link.latency_ns } else { 0 };
-        let lost_ns = u64::from(fate.losses) * self.options.retransmit_ns;
-        let mut arrival_ns = begin + latency_ns + lost_ns + fate.jitter_ns;
-        if !self.options.reorder && has_latency {
-            let last = &mut self.rank(from).side_mut(to).arrival_ns[usize::from(is_small(bytes))];
-            arrival_ns = arrival_ns.max(*last);
-            *last = arrival_ns;
-        }
+        let begin = self.wires.send(&route, now, held_ns, bytes);
         if let Some(operation) = self.rank(id.rank).operations.get(id) {
             operation.leg = leg;
             operation.is_on_wire = true;
         }
-        self.schedule(arrival_ns, Happening::Arrive(id, leg, to));
-        if let Some(copy_jitter_ns) = fate.copy_jitter_ns {
-            let copy_ns = arrival_ns + (copy_jitter_ns - fate.jitter_ns);
-            self.schedule(copy_ns, Happening::Arrive(id, leg, to));
+        let latency_ns = if has_latency { route.latency_ns } else { 0 };
+        let lost_ns = u64::from(fate.losses) * self.options.retransmit_ns;
+        let journey = Journey {
+            ns: latency_ns + lost_ns + fate.jitter_ns,
+            copy_ns: fate.copy_jitter_ns.map(|copy_ns| copy_ns - fate.jitter_ns),
+            has_latency,
+        };
+        match route.has_trunks() {
+            // Packets cross trunks in the order in which they leave.
+            true => self.schedule(begin, Happening::Cross(id, leg, to, journey)),
+            false => self.travel((id, leg, to), from, begin, journey),
         }
     }
 
-    /// From whom to whom a packet goes, its payload bytes and how long it holds a port.
+    /// The first byte of a packet comes to the trunks.
+    fn handle_cross(&mut self, id: OperationId, leg: Leg, to: Rank, journey: Journey) {
+        let Some((from, _, bytes, paid_ns)) = self.packet(id, leg) else {
+            return;
+        };
+        let now = self.now;
+        let route = self.wires.route(from, to);
+        let hold_ns = self.wires.send_hold_ns(&route, bytes) - paid_ns;
+        let delay_ns = (self.wires).cross((from, to), &route, now, (hold_ns, bytes));
+        self.travel((id, leg, to), from, now + delay_ns, journey);
+    }
+
+    /// A packet whose first byte leaves at `begin` arrives after its journey.
+    fn travel(
+        &mut self,
+        (id, leg, to): (OperationId, Leg, Rank),
+        from: Rank,
+        begin: u64,
+        journey: Journey,
+    ) {
+        let mut arrival_ns = begin + journey.ns;
+        if !self.options.reorder && journey.has_latency {
+            let is_small = self.packet(id, leg).is_none_or(|packet| is_small(packet.2));
+            let last = &mut self.rank(from).side_mut(to).arrival_ns[usize::from(is_small)];
+            arrival_ns = arrival_ns.max(*last);
+            *last = arrival_ns;
+        }
+        self.schedule(arrival_ns, Happening::Arrive(id, leg, to));
+        if let Some(copy_ns) = journey.copy_ns {
+            self.schedule(arrival_ns + copy_ns, Happening::Arrive(id, leg, to));
+        }
+    }
+
+    /// From whom to whom a packet goes, its payload bytes, and what it does not hold a port for
+    /// because its announcement has.
     fn packet(&mut self, id: OperationId, leg: Leg) -> Option<(Rank, Rank, u64, u64)> {
         let operation = self.rank(id.rank).operations.get(id)?;
         let (bytes, peer) = (operation.leg_bytes(leg), operation.peer);
@@ -105,9 +143,8 @@ impl State {
             (id.rank, peer)
         };
         let link = self.options.link(self.options.class(from, to));
-        // The announcement has paid the cost per message.
         let paid_ns = if is_announced { link.per_message_ns } else { 0 };
-        Some((from, to, bytes, link.hold_ns(bytes) - paid_ns))
+        Some((from, to, bytes, paid_ns))
     }
 
     fn handle_arrive(&mut self, id: OperationId, leg: Leg, to: Rank) {
@@ -120,14 +157,18 @@ impl State {
         }
         let is_expected = (self.rank(id.rank).operations.get(id))
             .is_some_and(|o| o.leg == leg && std::mem::replace(&mut o.is_on_wire, false));
-        let (Some((from, _, bytes, hold_ns)), true) = (packet, is_expected) else {
+        let (Some((from, _, bytes, paid_ns)), true) = (packet, is_expected) else {
             self.rank(to).statistics.duplicates += 1;
             return;
         };
-        let class = self.options.class(from, to);
         let now = self.now;
+        let route = self.wires.route(from, to);
+        let holds_ns = (
+            self.wires.send_hold_ns(&route, bytes) - paid_ns,
+            self.wires.receive_hold_ns(&route, bytes) - paid_ns,
+        );
+        let end = self.wires.receive(&route, now, holds_ns, bytes);
         let receiver = self.rank(to);
-        let end = receiver.ports.receive(class, now, hold_ns, is_small(bytes));
         receiver.statistics.packets_received += 1;
         receiver.statistics.bytes_received += bytes;
         self.schedule(end, Happening::Deliver(id));
@@ -365,7 +406,7 @@ impl State {
     }
 
     fn latency_ns(&self, from: Rank, to: Rank) -> u64 {
-        self.options.link(self.options.class(from, to)).latency_ns
+        self.wires.route(from, to).latency_ns
     }
 
     /// Whether `rank` still takes, or may one day take, messages that `peer` sent in an epoch.

@@ -114,6 +114,7 @@ fn ranks_of_one_host_use_their_own_link() {
     let mut options = plain(4);
     options.hosts = Some(Hosts {
         ranks_per_host: 2,
+        nics: 2,
         link,
     });
     let mut job = Job::new(options);
