@@ -38,7 +38,7 @@ impl What {
             What::NearBytes => "bytes inside of hosts",
             What::Latency => "latency of messages",
             What::Work => "local work",
-            What::Processor => "waits for the processor of a rank",
+            What::Processor => "posting, and waits for the processor of a rank",
             What::SendPort => "waits to send",
             What::ReceivePort => "waits to receive",
             What::Trunk => "waits for trunks between switches",

@@ -14,6 +14,9 @@ use crate::whatif::Additions;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+/// Chunks of a buffer, at most.
+const CHUNKS_MAX: u64 = 1 << 20;
+
 /// A collective on a fabric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FabricCall {
@@ -102,10 +105,10 @@ impl FabricCall {
                 self.chunk_bytes
             )));
         }
-        if self.bytes > 1 << 48 {
+        if self.bytes.div_ceil(self.chunk_bytes) > CHUNKS_MAX {
             return Err(Error::invalid(format!(
-                "{} bytes on {ranks} ranks: at most 2^48",
-                self.bytes
+                "{} bytes on {ranks} ranks in chunks of {} bytes: at most {CHUNKS_MAX} chunks",
+                self.bytes, self.chunk_bytes
             )));
         }
         Ok(())
@@ -192,6 +195,9 @@ enum Event {
     End,
 }
 
+/// When, in which order of those at this time, to which task, and what.
+type Due = (u64, u64, u32, Event);
+
 /// What one task has come to. Times are nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct State {
@@ -215,7 +221,9 @@ pub(super) struct Run {
     pub(super) states: Vec<State>,
     pub(super) wires: Wires,
     pub(super) now: u64,
-    queue: BinaryHeap<Reverse<(u64, u64, u32, Event)>>,
+    queue: BinaryHeap<Reverse<Due>>,
+    /// What was scheduled in the order in which it happens, which is most; the queue has the rest.
+    in_order: VecDeque<Due>,
     sequence: u64,
     /// Tasks that may begin.
     ready: VecDeque<u32>,
@@ -259,6 +267,7 @@ impl Run {
             wires,
             now: 0,
             queue: BinaryHeap::new(),
+            in_order: VecDeque::new(),
             sequence: 0,
             ready: VecDeque::new(),
             inboxes: vec![VecDeque::new(); ranks as usize],
@@ -288,12 +297,11 @@ impl Run {
         }
         self.begin_ready();
         self.let_ranks_act();
-        while let Some(Reverse((at, _, task, event))) = self.queue.pop() {
+        while let Some((at, _, task, event)) = self.poll_due() {
             self.now = at;
             self.handle(task, event);
             // Ranks act when all that is due at this time has happened.
-            let next = self.queue.peek();
-            if next.is_none_or(|Reverse((next, ..))| *next > at) {
+            if self.next_due().is_none_or(|next| next.0 > at) {
                 self.let_ranks_act();
             }
         }
@@ -306,7 +314,26 @@ impl Run {
 
     fn schedule(&mut self, at: u64, task: u32, event: Event) {
         self.sequence += 1;
-        self.queue.push(Reverse((at, self.sequence, task, event)));
+        let due = (at, self.sequence, task, event);
+        match self.in_order.back() {
+            Some(last) if last.0 > at => self.queue.push(Reverse(due)),
+            _ => self.in_order.push_back(due),
+        }
+    }
+
+    fn next_due(&self) -> Option<Due> {
+        match (self.queue.peek(), self.in_order.front()) {
+            (Some(Reverse(queued)), Some(in_order)) => Some(*queued.min(in_order)),
+            (queued, in_order) => queued.map(|of| of.0).or(in_order.copied()),
+        }
+    }
+
+    fn poll_due(&mut self) -> Option<Due> {
+        let next = self.next_due()?;
+        match self.in_order.front() == Some(&next) {
+            true => self.in_order.pop_front(),
+            false => self.queue.pop().map(|of| of.0),
+        }
     }
 
     /// A rank will find, when it acts next, that a task has ended.
@@ -406,9 +433,7 @@ impl Run {
     /// A message, or the receive of one, is posted.
     fn post(&mut self, task: u32) {
         let own = self.tasks.all[task as usize];
-        if self.message_ns == 0 {
-            self.states[task as usize].begun_ns = self.now;
-        }
+        self.states[task as usize].begun_ns = self.now;
         if own.has_next_chunk {
             let cause = self.states[task as usize].cause;
             if self.lets_begin(task + 1, cause) {

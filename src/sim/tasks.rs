@@ -14,7 +14,9 @@ use crate::types::Rank;
 use std::ops::Range;
 
 /// Tasks of one run, at most: 4 GiB of memory.
-const TASKS_MAX: usize = 60_000_000;
+const TASKS_MAX: usize = 50_000_000;
+/// After this many ranks the number of all tasks is estimated.
+const RANKS_TRIED: usize = 64;
 /// Bytes of an element: those of an f32.
 pub(super) const ELEMENT_BYTES: u64 = 4;
 /// No task.
@@ -88,14 +90,14 @@ impl Tasks {
     ) -> Result<Tasks> {
         let mut tasks = Tasks::default();
         let per_chunk = (chunk_bytes / ELEMENT_BYTES).max(1);
-        for schedule in schedules {
+        for (rank, schedule) in schedules.enumerate() {
             let first = tasks.all.len();
             let mut edges = Vec::new();
             let mut parts: Vec<Part> = Vec::new();
             for (number, count) in (0..).zip(parts_of(&schedule, count)) {
                 let count = Count { count, slots };
                 let before = edges.len();
-                let tasks = tasks.add((&schedule, number), &count, per_chunk, &mut edges)?;
+                let tasks = tasks.add((&schedule, number), &count, per_chunk, &mut edges);
                 parts.push(Part {
                     tasks,
                     edges: before..edges.len(),
@@ -113,6 +115,17 @@ impl Tasks {
                 edges.extend(begins.into_iter().map(|begin| (gate, begin)));
             }
             tasks.add_edges(first, edges);
+            let ranks = schedule.ranks as usize;
+            let all = match rank + 1 == RANKS_TRIED {
+                true => tasks.all.len() / RANKS_TRIED * ranks,
+                false => tasks.all.len(),
+            };
+            if all > TASKS_MAX {
+                return Err(Error::invalid(format!(
+                    "{} of {ranks} ranks has more than {TASKS_MAX} chunks of messages and sums: take an algorithm with fewer, such as hierarchical, or longer chunks",
+                    schedule.name
+                )));
+            }
         }
         tasks.join();
         Ok(tasks)
@@ -139,7 +152,7 @@ impl Tasks {
         count: &Count<'_>,
         per_chunk: u64,
         edges: &mut Vec<Edge>,
-    ) -> Result<Range<u32>> {
+    ) -> Range<u32> {
         let first = self.all.len();
         let elements = |step: &Step| match step.action.extent() {
             Some(range) => range.resolve(count).1,
@@ -156,12 +169,6 @@ impl Tasks {
         };
         for step in &schedule.steps {
             let place = order.place(step, self.all.len() as u32, elements(step));
-            if self.all.len() + place.ends.len() > TASKS_MAX {
-                return Err(Error::invalid(format!(
-                    "{} on {} ranks has more than {TASKS_MAX} chunks: take an algorithm with fewer messages, such as hierarchical, or larger chunks",
-                    schedule.name, schedule.ranks
-                )));
-            }
             self.add_step((schedule.rank, part), step, &place);
             order.add_step(step, place);
         }
@@ -169,7 +176,7 @@ impl Tasks {
         for task in &mut self.all[first..] {
             task.is_whole = is_whole;
         }
-        Ok(first as u32..self.all.len() as u32)
+        first as u32..self.all.len() as u32
     }
 
     /// Adds a task that does nothing, and joins two parts of a call.

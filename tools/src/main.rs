@@ -1,5 +1,5 @@
-//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `trace`,
-//! `explain`, `experiment`, `info`, `doctor`.
+//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `sim`,
+//! `trace`, `explain`, `experiment`, `info`, `doctor`.
 //!
 //! Uses the library's public API and its module `unstable`. Exit codes: 0 good, 1 the run or a
 //! check failed, 2 bad usage, 128 + the signal if interrupted; `launch` passes on the code of the
@@ -17,6 +17,7 @@ mod perf;
 mod profile;
 mod rdma;
 mod replay;
+mod sim;
 mod system;
 mod trace;
 mod whatif;
@@ -55,6 +56,9 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Predict how training scales with another network, from measured gradients
     Whatif(whatif::WhatIfArgs),
+    /// Say how long a collective or a step of training takes on a fabric of up to thousands of
+    /// GPUs, in virtual time, and what limits it
+    Sim(Box<sim::SimArgs>),
     /// Say what is understood of a trace: gradients, their times and sizes, and what was guessed
     Trace(trace::TraceArgs),
     /// Say which algorithm and path an operation takes, why, and how long it should take and takes;
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Whatif(args) => whatif::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Experiment(args) => experiment::run(&args),

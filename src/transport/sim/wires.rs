@@ -214,18 +214,20 @@ impl Wires {
         (hold_ns, bytes): (u64, u64),
     ) -> u64 {
         let (from, to) = (self.host_of(from), self.host_of(to));
-        let mut delay_ns = 0;
+        // Behind a trunk the bytes come as fast as that and all before it let them.
+        let (mut begin, mut spread_ns) = (now, hold_ns);
         for trunks in &mut self.tiers[..route.tiers as usize] {
             let own_ns = (bytes as f64 * 1e9 / trunks.bytes_per_second).ceil() as u64;
             let switches = [from, to].map(|host| (host / trunks.tier.hosts) as usize);
             for trunk in [&mut trunks.up[switches[0]], &mut trunks.down[switches[1]]] {
-                let begin = now + delay_ns;
                 trunk.free_ns = trunk.free_ns.max(begin) + own_ns;
                 trunk.carried.add(bytes, own_ns);
-                delay_ns += trunk.free_ns.saturating_sub(begin + hold_ns);
+                let last = trunk.free_ns.max(begin + spread_ns);
+                spread_ns = spread_ns.max(own_ns);
+                begin = last - spread_ns;
             }
         }
-        delay_ns
+        begin + spread_ns - hold_ns - now
     }
 
     /// The first byte is here at `now`; returns when the last one is through. It comes no earlier

@@ -1,0 +1,118 @@
+//! The JSON document of `sim`.
+
+use super::step::Step;
+use super::{Level, SimArgs};
+use crate::bench::sweep::bus_factor;
+use linerate::sim::{Fabric, FabricCall, FabricTimes};
+use serde::Serialize;
+
+/// Everything that was simulated.
+#[derive(Debug, Serialize)]
+pub struct Document {
+    version: &'static str,
+    pub fabric: Fabric,
+    pub ranks: u32,
+    pub hosts: u32,
+    pub level: &'static str,
+    pub chunk_bytes: u64,
+    /// A row for each size and algorithm.
+    pub results: Vec<Row>,
+    /// A step of training, if that was asked for.
+    pub step: Option<Step>,
+}
+
+/// A call.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub collective: String,
+    pub bytes: u64,
+    pub algorithm: String,
+    pub time_us: f64,
+    /// Bytes over the time, GB/s.
+    pub algbw: f64,
+    /// `algbw` times the factor that makes it comparable with a link's bandwidth, GB/s.
+    pub busbw: f64,
+    pub messages: u64,
+    /// How much links and processors are used.
+    pub uses: Vec<Used>,
+    /// What the time goes to.
+    pub path: Vec<Part>,
+}
+
+/// How much of the time links or processors of one kind are used.
+#[derive(Clone, Debug, Serialize)]
+pub struct Used {
+    pub what: String,
+    pub count: u64,
+    pub bytes: u64,
+    pub mean: f64,
+    pub most: f64,
+    pub busiest: String,
+}
+
+/// A part of the longest chain of events.
+#[derive(Clone, Debug, Serialize)]
+pub struct Part {
+    pub what: String,
+    pub us: f64,
+    pub share: f64,
+    pub most_at: Option<String>,
+    pub most_us: Option<f64>,
+}
+
+impl Document {
+    /// A document without results yet.
+    pub fn new(args: &SimArgs, fabric: &Fabric) -> Document {
+        Document {
+            version: env!("CARGO_PKG_VERSION"),
+            fabric: fabric.clone(),
+            ranks: args.ranks,
+            hosts: args.ranks.div_ceil(fabric.gpus_per_host.max(1)),
+            level: match args.level {
+                Level::Schedule => "schedule",
+                Level::Engine => "engine",
+            },
+            chunk_bytes: args.chunk(),
+            results: Vec::new(),
+            step: None,
+        }
+    }
+}
+
+impl Row {
+    /// A call, what its time goes to, and its time.
+    pub fn new(call: &FabricCall, times: &FabricTimes, ns: u64) -> Row {
+        let algbw = match ns {
+            0 => 0.0,
+            ns => call.bytes as f64 / ns as f64,
+        };
+        Row {
+            collective: call.collective.to_string(),
+            bytes: call.bytes,
+            algorithm: times.algorithm.into(),
+            time_us: ns as f64 / 1e3,
+            algbw,
+            busbw: algbw * bus_factor(call.collective, call.ranks),
+            messages: times.messages,
+            uses: (times.uses.iter())
+                .map(|of| Used {
+                    what: of.what.clone(),
+                    count: of.count,
+                    bytes: of.bytes,
+                    mean: of.mean,
+                    most: of.most,
+                    busiest: of.busiest.clone(),
+                })
+                .collect(),
+            path: (times.path.iter())
+                .map(|part| Part {
+                    what: part.what.into(),
+                    us: part.ns as f64 / 1e3,
+                    share: part.share,
+                    most_at: part.most.as_ref().map(|most| most.0.clone()),
+                    most_us: part.most.as_ref().map(|most| most.1 as f64 / 1e3),
+                })
+                .collect(),
+        }
+    }
+}
