@@ -1,4 +1,4 @@
-//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `trace`,
+//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `trace`, `report`,
 //! `explain`, `experiment`, `info`, `doctor`.
 //!
 //! Uses the library's public API and its module `unstable`. Exit codes: 0 good, 1 the run or a
@@ -17,6 +17,7 @@ mod perf;
 mod profile;
 mod rdma;
 mod replay;
+mod report;
 mod system;
 mod trace;
 mod whatif;
@@ -57,6 +58,8 @@ enum Command {
     Whatif(whatif::WhatIfArgs),
     /// Say what is understood of a trace: gradients, their times and sizes, and what was guessed
     Trace(trace::TraceArgs),
+    /// Make one HTML page, with tables and plots, of what other commands wrote with --json
+    Report(report::ReportArgs),
     /// Say which algorithm and path an operation takes, why, and how long it should take and takes;
     /// calibrate the choice
     Explain(Box<explain::ExplainArgs>),
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(&args),
         Command::Whatif(args) => whatif::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::RankExec(args) => launch::exec(&args),
