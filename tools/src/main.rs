@@ -1,5 +1,5 @@
-//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `trace`, `report`,
-//! `explain`, `experiment`, `info`, `doctor`.
+//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `trace`,
+//! `report`, `explain`, `experiment`, `info`, `doctor`.
 //!
 //! Uses the library's public API and its module `unstable`. Exit codes: 0 good, 1 the run or a
 //! check failed, 2 bad usage, 128 + the signal if interrupted; `launch` passes on the code of the

@@ -1,8 +1,8 @@
 //! `linerate report`: one HTML page of documents that other commands wrote with `--json`.
 //!
 //! The page needs nothing outside of itself, and the same documents give the same page. Read first:
-//! `read.rs`, which says what a document is; `page.rs` shows all of its fields without knowing them,
-//! and `charts.rs` knows those that are drawn.
+//! `read.rs`, which says what a document is; `page.rs` shows all of its fields without knowing
+//! them, and `charts.rs` knows those that are drawn.
 
 mod charts;
 mod page;

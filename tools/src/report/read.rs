@@ -1,4 +1,5 @@
-//! [`Document`]: what a command has written with `--json`, and why something is not such a document.
+//! [`Document`]: what a command has written with `--json`, and why something is not such a
+//! document.
 
 use serde_json::{Map, Value};
 use std::fs::File;

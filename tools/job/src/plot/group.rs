@@ -4,9 +4,9 @@ use super::{Point, Series};
 use std::collections::BTreeMap;
 
 /// Points with what a reader is told of each, such as `["64 GPUs", "compression 4"]`: equally many
-/// parts for every point, of which empty ones are not shown. Points of which all parts are equal are one series, from left to right,
-/// which is named by the parts in which series differ; a single one is named `single`. The first
-/// value is what all have in common.
+/// parts for every point, of which empty ones are not shown. Points of which all parts are equal
+/// are one series, from left to right, which is named by the parts in which series differ; a single
+/// one is named `single`. The first value is what all have in common.
 pub fn group(
     points: impl IntoIterator<Item = (Vec<String>, Point)>,
     single: &str,
