@@ -64,19 +64,23 @@ impl Table {
             cells
         });
         let rows: Vec<BTreeMap<String, Cell>> = rows.collect();
-        let mut is_text = BTreeMap::new();
+        // Whether a text is in a column, and how many cells it has.
+        let mut seen: BTreeMap<&str, (bool, usize)> = BTreeMap::new();
         for (name, cell) in rows.iter().flatten() {
-            *is_text.entry(name.as_str()).or_insert(false) |= !cell.is_number;
+            let (is_text, count) = seen.entry(name).or_default();
+            *is_text |= !cell.is_number;
+            *count += 1;
         }
         let rank = |name: &str| {
             let first = FIRST.iter().position(|first| *first == name);
-            first.unwrap_or(FIRST.len() + usize::from(!is_text[name]))
+            first.unwrap_or(FIRST.len() + usize::from(!seen[name].0))
         };
-        let mut names: Vec<&str> = is_text.keys().copied().collect();
-        names.sort_by_key(|name| (rank(name), *name));
+        let mut names: Vec<&str> = seen.keys().copied().collect();
+        names.sort_by_cached_key(|name| (rank(name), *name));
         let is_common = |name: &&str| {
+            let mut cells = rows.iter().map(|row| &row[*name]);
             let first = rows[0].get(*name);
-            rows.iter().all(|row| row.get(*name) == first)
+            seen[name].1 == rows.len() && cells.all(|cell| Some(cell) == first)
         };
         let (common, names): (Vec<&str>, Vec<&str>) = names.into_iter().partition(is_common);
         let excess = |names: &[&str]| names.len().saturating_sub(COLUMNS_MAX);
@@ -87,7 +91,7 @@ impl Table {
             columns: names
                 .iter()
                 .take(COLUMNS_MAX)
-                .map(|name| (name.to_string(), !is_text[name]))
+                .map(|name| (name.to_string(), !seen[name].0))
                 .collect(),
             rows,
         }
