@@ -1,5 +1,5 @@
-//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `sim`,
-//! `trace`, `explain`, `experiment`, `info`, `doctor`.
+//! The `linerate` command: `bench`, `perf`, `mesh`, `launch`, `replay`, `whatif`, `sim`, `trace`,
+//! `report`, `explain`, `experiment`, `info`, `doctor`.
 //!
 //! Uses the library's public API and its module `unstable`. Exit codes: 0 good, 1 the run or a
 //! check failed, 2 bad usage, 128 + the signal if interrupted; `launch` passes on the code of the
@@ -17,6 +17,7 @@ mod perf;
 mod profile;
 mod rdma;
 mod replay;
+mod report;
 mod sim;
 mod system;
 mod trace;
@@ -61,6 +62,8 @@ enum Command {
     Sim(Box<sim::SimArgs>),
     /// Say what is understood of a trace: gradients, their times and sizes, and what was guessed
     Trace(trace::TraceArgs),
+    /// Make one HTML page, with tables and plots, of what other commands wrote with --json
+    Report(report::ReportArgs),
     /// Say which algorithm and path an operation takes, why, and how long it should take and takes;
     /// calibrate the choice
     Explain(Box<explain::ExplainArgs>),
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Whatif(args) => whatif::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::RankExec(args) => launch::exec(&args),

@@ -29,6 +29,8 @@ mod push_pull;
 mod refusals;
 #[path = "command/replay_plan.rs"]
 mod replay_plan;
+#[path = "command/report.rs"]
+mod report;
 #[path = "command/sim.rs"]
 mod sim;
 #[path = "command/simulated_bench.rs"]

@@ -2,9 +2,9 @@
 //!
 //! A command reads its flags ([`flags`]) and the environment ([`settings`]), starts its ranks
 //! ([`spawn`]), which bind themselves to cores ([`binding`]) and join each other
-//! ([`settings::join`]), writes what was measured ([`output`]) and ends ([`ending`]). [`access`]
-//! reads and writes the memory of a rank, and [`fabric`] runs all ranks of a sparse allreduce in
-//! one process on a modelled network.
+//! ([`settings::join`]), writes what was measured ([`output`]), draws it ([`plot`]) and ends
+//! ([`ending`]). [`access`] reads and writes the memory of a rank, and [`fabric`] runs all ranks of
+//! a sparse allreduce in one process on a modelled network.
 
 pub mod access;
 pub mod binding;
@@ -12,6 +12,7 @@ pub mod ending;
 pub mod fabric;
 pub mod flags;
 pub mod output;
+pub mod plot;
 mod process;
 pub mod progress;
 pub mod settings;

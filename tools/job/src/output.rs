@@ -57,6 +57,24 @@ pub fn check_target(flag: &str, target: &Path) -> Result<(), String> {
     tried.or_else(|cause| complain(cause.to_string()))
 }
 
+/// Whether documents can be written to all of these, of which standard output holds one.
+pub fn check_targets(targets: &[(&str, &Option<PathBuf>)]) -> Result<(), String> {
+    let named = targets
+        .iter()
+        .filter_map(|(flag, target)| Some((*flag, target.as_deref()?)));
+    let mut printed = Vec::new();
+    for (flag, target) in named {
+        check_target(flag, target)?;
+        printed.extend(is_stdout(target).then_some(flag));
+    }
+    match printed[..] {
+        [first, second, ..] => Err(format!(
+            "{first} and {second} cannot both be -: standard output holds one document"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Writes a document with a line end: to stdout (`-`), into a device or pipe as it is, else to a
 /// file that appears whole or not at all.
 pub fn write_document(flag: &str, target: &Path, document: &str) -> Result<(), String> {
@@ -73,11 +91,44 @@ pub fn write_document(flag: &str, target: &Path, document: &str) -> Result<(), S
     written.map_err(|cause| format!("{flag} '{}' was not written: {cause}", target.display()))
 }
 
-/// Writes what `--json` wants: one document, indented.
+/// Writes what `--json` wants: one document, indented, which begins with the command that made it.
 pub fn write_json(target: &Path, document: &impl Serialize) -> Result<(), String> {
+    let words: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let document = Headed {
+        command: words.first().map_or("", |word| word),
+        command_line: command_line(&words),
+        document,
+    };
     let text =
-        serde_json::to_string_pretty(document).map_err(|cause| format!("--json: {cause}"))?;
+        serde_json::to_string_pretty(&document).map_err(|cause| format!("--json: {cause}"))?;
     write_document("--json", target, &text)
+}
+
+/// A document and what made it.
+#[derive(Serialize)]
+struct Headed<'a, T> {
+    /// Which command of `linerate`: it says which fields follow.
+    command: &'a str,
+    /// As a shell takes it.
+    command_line: String,
+    #[serde(flatten)]
+    document: &'a T,
+}
+
+/// The command of `linerate` with these arguments, quoted where a shell needs that.
+fn command_line(words: &[String]) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=+.,:/@%".contains(c);
+    let quoted = words.iter().map(
+        |word| match !word.is_empty() && word.chars().all(is_plain) {
+            true => word.clone(),
+            false => format!("'{}'", word.replace('\'', r"'\''")),
+        },
+    );
+    let all: Vec<String> = std::iter::once("linerate".into()).chain(quoted).collect();
+    all.join(" ")
 }
 
 /// Writes beside the file and renames, so that no reader ever sees half a document.
@@ -151,6 +202,15 @@ mod tests {
             assert!(text.contains("--json") && text.contains("- for"), "{text}");
         }
         assert!(check_target("--json", Path::new("-")).is_ok());
+    }
+
+    #[test]
+    fn command_lines_are_quoted_for_a_shell() {
+        let words = ["bench", "-b=8", "", "a b", "it's", "$(x)"].map(String::from);
+        assert_eq!(
+            command_line(&words),
+            r"linerate bench -b=8 '' 'a b' 'it'\''s' '$(x)'"
+        );
     }
 
     #[test]

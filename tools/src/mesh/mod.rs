@@ -95,16 +95,7 @@ fn check(args: &MeshArgs) -> Result<(u32, Config), String> {
     if args.slow.is_nan() || args.slow <= 1.0 {
         return Err(format!("--slow is {}: a factor above 1", args.slow));
     }
-    let targets = [("--json", &args.pair.job.json), ("--svg", &args.svg)];
-    for (flag, target) in targets {
-        if let Some(target) = target {
-            output::check_target(flag, target)?;
-        }
-    }
-    let is_stdout = |target: &Option<PathBuf>| target.as_deref().is_some_and(output::is_stdout);
-    if is_stdout(&args.pair.job.json) && is_stdout(&args.svg) {
-        return Err("--json and --svg cannot both be -: standard output holds one document".into());
-    }
+    output::check_targets(&[("--json", &args.pair.job.json), ("--svg", &args.svg)])?;
     settings::check_memory(
         "a rank",
         rank::DEPTH as u64 * args.size * u64::from(ranks),

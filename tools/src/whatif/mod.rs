@@ -7,6 +7,7 @@
 mod advice;
 mod document;
 mod print;
+pub mod svg;
 
 use crate::trace::TraceFlags;
 use clap::{Args, ValueEnum};
@@ -14,7 +15,7 @@ use document::{Document, Entry};
 use linerate::whatif::{Additions, Members, WhatIf};
 use linerate_job::ending::{self, FAILED, USAGE};
 use linerate_job::output;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Rows of one run, at most.
@@ -83,6 +84,9 @@ pub struct WhatIfArgs {
     /// Write one JSON document here, - for standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Draw the scaling factor over bandwidth, or over what else has several values
+    #[arg(long, value_name = "FILE|-")]
+    pub svg: Option<PathBuf>,
 }
 
 /// Checks the arguments, predicts and prints.
@@ -91,8 +95,9 @@ pub fn run(args: &WhatIfArgs) -> ExitCode {
         Ok(document) => document,
         Err(reason) => return ending::fail(USAGE, &reason),
     };
-    let is_json_only = args.json.as_deref().is_some_and(output::is_stdout);
-    let printed = match is_json_only {
+    let targets = [&args.json, &args.svg].into_iter().flatten();
+    let is_printed_to = targets.into_iter().any(|target| output::is_stdout(target));
+    let printed = match is_printed_to {
         true => Ok(()),
         false => output::print_text(&print::text(&document)),
     };
@@ -100,17 +105,26 @@ pub fn run(args: &WhatIfArgs) -> ExitCode {
         Some(target) => output::write_json(target, &document),
         None => Ok(()),
     };
-    match printed.and(written) {
+    let drawn = match &args.svg {
+        Some(target) => draw(target, &document),
+        None => Ok(()),
+    };
+    match printed.and(written).and(drawn) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => ending::fail(FAILED, &reason),
     }
 }
 
+/// Draws what the document says.
+fn draw(target: &Path, document: &Document) -> Result<(), String> {
+    let rows = serde_json::to_value(&document.results).and_then(serde_json::from_value);
+    let rows: Vec<svg::Row> = rows.map_err(|cause| format!("--svg: {cause}"))?;
+    output::write_document("--svg", target, &svg::chart(&document.model, &rows).svg())
+}
+
 /// Everything that is predicted. The error says what is wrong with the arguments.
 fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
-    if let Some(target) = &args.json {
-        output::check_target("--json", target)?;
-    }
+    output::check_targets(&[("--json", &args.json), ("--svg", &args.svg)])?;
     let text = |error: linerate::Error| error.to_string();
     let trace = args.trace.load(1.0)?;
     let base = base(args)?;

@@ -63,6 +63,19 @@ fn a_step_of_training_has_flushes_one_after_another() {
 }
 
 #[test]
+fn a_sweep_becomes_a_page_with_a_plot() {
+    let folder = scratch("sim-report");
+    let [json, page] = ["sim.json", "sim.html"].map(|name| folder.join(name));
+    let line = "sim allreduce --ranks 16 -b 1K -e 4M -f 4";
+    let (code, ..) = run(&format!("{line} --json {}", json.display()));
+    assert_eq!(code, Some(0));
+    let (code, ..) = run(&format!("report {} -o {}", json.display(), page.display()));
+    assert_eq!(code, Some(0));
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("Bus bandwidth: allreduce") && page.contains("<svg"));
+}
+
+#[test]
 fn a_printed_fabric_can_be_changed_and_given() {
     let (code, text, _) = run("sim allreduce --fabric 8x400g --print-fabric");
     assert_eq!(code, Some(0));
@@ -70,7 +83,9 @@ fn a_printed_fabric_can_be_changed_and_given() {
     std::fs::write(&file, &text).unwrap();
     let line = |fabric: &str| format!("allreduce --ranks 32 -e 8M --fabric {fabric}");
     let own = document(&line(file.to_str().unwrap()));
-    assert_eq!(own, document(&line("8x400g")));
+    let built_in = document(&line("8x400g"));
+    assert_eq!(own["fabric"], built_in["fabric"]);
+    assert_eq!(own["results"], built_in["results"]);
     let slower = text.replace("nic_gbit = 400.0", "nic_gbit = 100.0");
     assert_ne!(slower, text);
     std::fs::write(&file, slower).unwrap();
@@ -87,9 +102,15 @@ fn bad_fabrics_and_arguments_are_refused_by_name() {
         ("nic_gbit = 0", "nic_gbit is 0"),
         ("nic_gbits = 100.0", "unknown field `nic_gbits`"),
         ("nic_gbit = \"fast\"", "line 1"),
-        ("gpus_per_host = 8\nnics_per_host = 9", "nics_per_host is 9: 1 to 8"),
+        (
+            "gpus_per_host = 8\nnics_per_host = 9",
+            "nics_per_host is 9: 1 to 8",
+        ),
         ("hosts = 7", "ranks is 64: it has 7 GPUs at most"),
-        ("[[tiers]]\nhosts = 4\noversubscription = 0.5\nhop_ns = 1", "oversubscription is 0.5"),
+        (
+            "[[tiers]]\nhosts = 4\noversubscription = 0.5\nhop_ns = 1",
+            "oversubscription is 0.5",
+        ),
         (
             "[[tiers]]\nhosts = 4\noversubscription = 1\nhop_ns = 1\n[[tiers]]\nhosts = 2\noversubscription = 1\nhop_ns = 1",
             "tiers[1].hosts is 2: a multiple of 4",
@@ -105,7 +126,10 @@ fn bad_fabrics_and_arguments_are_refused_by_name() {
     std::fs::write(&file, [0xff, 0xfe]).unwrap();
     for (line, told) in [
         (format!("allreduce --fabric {}", file.display()), "--fabric"),
-        (format!("allreduce --fabric {}", folder.display()), "--fabric"),
+        (
+            format!("allreduce --fabric {}", folder.display()),
+            "--fabric",
+        ),
         ("allreduce --fabric 800g".into(), "built in are p3dn, 100g"),
         ("allreduce --ranks 0".into(), "ranks is 0"),
         ("allreduce --ranks 99999".into(), "ranks is 99999"),
