@@ -1,7 +1,7 @@
 //! Reads Chrome traces event by event, since a file may be far larger than memory, for three
 //! readers: `profiler.rs` (`torch.profiler`), `horovod.rs` (Horovod's timeline) and `timeline.rs`
-//! (what `linerate replay --trace-out` writes). Each takes the events that it knows; whichever found
-//! gradients makes the trace.
+//! (what `linerate replay --trace-out` writes). Each takes the events that it knows; the one that
+//! found gradients makes the trace.
 
 use super::event::Event;
 use super::horovod::Horovod;

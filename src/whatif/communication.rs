@@ -72,8 +72,7 @@ impl Communication {
         }
     }
 
-    /// The same for questions about stretches of time; `thread` accumulates gradients, on the CPU
-    /// if `on_cpu`.
+    /// In order of time, if there is any; `thread` accumulates gradients, on the CPU if `on_cpu`.
     pub fn measured(&self, thread: usize, on_cpu: bool) -> Option<Measured<'_>> {
         if self.starting.is_empty() && self.transfers.is_empty() {
             return None;

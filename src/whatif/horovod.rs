@@ -1,9 +1,9 @@
 //! What Horovod writes (`HOROVOD_TIMELINE`): each tensor is a process, whose name is the tensor's.
 //!
 //! A reduction of a tensor is `NEGOTIATE_ALLREDUCE`, in which each rank that is ready leaves a mark
-//! of its number, and then `ALLREDUCE` with phases inside, whose end has type and shape. Times never
-//! go back. A tensor that is ready again begins the next step. The file has no end while Horovod
-//! runs.
+//! of its number, and then `ALLREDUCE` with phases inside, whose end has type and shape. Times
+//! never go back. A tensor that is ready again begins the next step. The file has no end while
+//! Horovod runs.
 
 use super::event::{Event, KEPT_MAX, bytes_of};
 use super::spans::Spans;

@@ -1,5 +1,5 @@
 //! Traces by name, and from files, whose formats are told apart by how they begin: Chrome traces of
-//! three programs (`chrome.rs`), and two formats of text (`text.rs`). Each may be compressed (gzip).
+//! three programs (`chrome.rs`), and two formats of text (`text.rs`). Each may be compressed.
 
 use super::trace::Trace;
 use super::{chrome, text};

@@ -211,9 +211,9 @@ fn to_json(results: &Results, median: usize) -> Value {
     })
 }
 
-/// All ranks and steps in the Trace Event Format: a process per rank; its backward pass, a mark when
-/// a gradient is ready, and per flush the time that it waited and the time of its allreduce. Flushes
-/// overlap, so they take turns on lanes. [`Trace::load`] reads backward passes and marks back.
+/// All ranks and steps in the Trace Event Format: a process per rank; its backward pass, a mark
+/// when a gradient is ready, and per flush the time that it waited and that of its allreduce.
+/// Flushes overlap, so they take turns on lanes. [`Trace::load`] reads passes and marks back.
 fn chrome_trace(trace: &Trace, steps: &[Step]) -> Value {
     let mut events = Vec::new();
     // Only what was measured, since a reader guesses the rest by itself.

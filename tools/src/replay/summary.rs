@@ -80,8 +80,8 @@ pub fn encode(
     words
 }
 
-/// The step from the words of all ranks, each of `gradients_count` gradients; `own` has what all ranks have
-/// in common.
+/// The step from the words of all ranks, each of `gradients_count` gradients; `own` has what all
+/// ranks have in common.
 pub fn decode(words: &[u64], own: &StepReport, gradients_count: usize) -> Step {
     let flushes_end = HEADER_WORDS + FLUSH_WORDS * own.flushes.len();
     let words_per_rank = flushes_end + gradients_count;
