@@ -102,14 +102,14 @@ fn a_file_of_another_program_or_of_several_is_refused() {
 }
 
 #[test]
-fn a_million_events_of_one_name_are_one_error() {
+fn far_too_many_events_of_one_name_are_one_error() {
     let event = format!(
         "{{\"ph\":\"X\",\"name\":\"{}\",\"ts\":1,\"dur\":1,\"args\":{{\"Input Dims\":[[1]]}}}},",
         "torch::autograd::AccumulateGrad"
     );
     let step = r#"{"ph":"X","name":"ProfilerStep#1","ts":0,"dur":9}]"#;
-    let text = format!("[{}{step}", event.repeat(1_000_000));
-    assert!(error(text).contains("1000000 gradients in a step: at most 65536"));
+    let text = format!("[{}{step}", event.repeat(100_000));
+    assert!(error(text).contains("100000 gradients in a step: at most 65536"));
 }
 
 #[test]
