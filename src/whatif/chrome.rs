@@ -17,7 +17,7 @@ use std::io::{self, Read};
 /// an end needs no more memory.
 const EVENT_BYTES_MAX: u64 = 16 << 20;
 
-/// Bytes of a file after it was decompressed, at most: eight times the largest that was tried.
+/// Bytes of a file after it was decompressed, at most: some minutes of reading.
 const FILE_BYTES_MAX: u64 = 16 << 30;
 
 /// Counts the bytes of an event, and refuses more than are allowed.
