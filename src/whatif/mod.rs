@@ -29,14 +29,27 @@
 //! here runs: a prediction is a pure function. Read first: `predict.rs`.
 
 mod additions;
+mod chrome;
+#[cfg(test)]
+mod chrome_tests;
+mod communication;
+mod event;
+mod horovod;
+#[cfg(test)]
+mod horovod_tests;
 mod load;
 mod plan;
 mod predict;
 #[cfg(test)]
 mod predict_tests;
 mod profiler;
+#[cfg(test)]
+mod profiler_tests;
 mod reach;
+mod spans;
+mod steps;
 mod text;
+mod timeline;
 mod trace;
 
 pub use additions::Additions;

@@ -8,21 +8,21 @@ use linerate_job::{output, settings};
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// Which traces are read.
+const TRACE: &str = "resnet50, resnet101, vgg16 (built in), or a file: .bk.log, .layers.csv, what torch.profiler exports, \
+     a timeline of Horovod, or what replay --trace-out writes; each also as .gz";
+
 /// Say what is understood of a trace: gradients, their times and sizes, and what was guessed
 #[derive(Args, Clone, Debug)]
 pub struct TraceArgs {
-    /// resnet50, resnet101, vgg16 (built in), or a file: .bk.log, .layers.csv, or what
-    /// torch.profiler exports
-    #[arg(value_name = "NAME|FILE")]
+    #[arg(value_name = "NAME|FILE", help = TRACE)]
     pub trace: String,
 }
 
 /// Flags of commands that read a trace and fuse its gradients.
 #[derive(Args, Clone, Debug)]
 pub struct TraceFlags {
-    /// resnet50, resnet101, vgg16 (built in), or a file: .bk.log, .layers.csv, or what
-    /// torch.profiler exports
-    #[arg(long, default_value = "resnet50", value_name = "NAME|FILE")]
+    #[arg(long, default_value = "resnet50", value_name = "NAME|FILE", help = TRACE)]
     pub trace: String,
     /// Time of a step on one GPU, in milliseconds; default: as measured, or 1.5 times the backward
     /// pass

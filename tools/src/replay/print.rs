@@ -80,7 +80,7 @@ pub fn print_results(results: &Results) -> Result<(), String> {
     results.args.job.write_json(&to_json(results, median))?;
     match &results.args.trace_out {
         Some(target) => {
-            let trace = format!("{:#}", chrome_trace(results.steps));
+            let trace = format!("{:#}", chrome_trace(results.trace, results.steps));
             output::write_document("--trace-out", target, &trace)
         }
         None => Ok(()),
@@ -211,11 +211,16 @@ fn to_json(results: &Results, median: usize) -> Value {
     })
 }
 
-/// All ranks and steps in the Trace Event Format: a process per rank; its backward pass, and per
-/// flush the time that it waited and the time of its allreduce. Flushes overlap, so they take turns
-/// on lanes.
-fn chrome_trace(steps: &[Step]) -> Value {
+/// All ranks and steps in the Trace Event Format: a process per rank; its backward pass, a mark
+/// when a gradient is ready, and per flush the time that it waited and that of its allreduce.
+/// Flushes overlap, so they take turns on lanes. [`Trace::load`] reads passes and marks back.
+fn chrome_trace(trace: &Trace, steps: &[Step]) -> Value {
     let mut events = Vec::new();
+    // Only what was measured, since a reader guesses the rest by itself.
+    let batch = match trace.batch_ms {
+        Some(ms) => json!({"batch_ms": ms}),
+        None => json!({}),
+    };
     let us = |time: Time| time.0 as f64 / 1e3;
     let ranks = steps.first().map_or(0, |step| step.ranks.len());
     for rank in 0..ranks {
@@ -232,7 +237,14 @@ fn chrome_trace(steps: &[Step]) -> Value {
                 })
             };
             let name = format!("backward {index}");
-            events.push(span(name, 0, Time(0), report.backward_end, json!({})));
+            events.push(span(name, 0, Time(0), report.backward_end, batch.clone()));
+            for (gradient, ready) in trace.gradients.iter().zip(&step.gradients[rank]) {
+                events.push(json!({
+                    "ph": "i", "s": "t", "name": gradient.name, "cat": "gradient", "pid": rank, "tid": 0,
+                    "ts": us(step.begin) + us(*ready),
+                    "args": {"bytes": gradient.bytes, "dtype": gradient.dtype.name()},
+                }));
+            }
             for (number, flush) in report.flushes.iter().enumerate() {
                 let lane = 1 + number % linerate::unstable::fusion::BUFFERS_COUNT_MAX;
                 let args = json!({"bytes": flush.bytes, "tensors": flush.tensors.len()});

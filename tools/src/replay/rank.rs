@@ -121,9 +121,11 @@ impl Runner<'_> {
         self.comm.barrier()?;
         let origin = self.fusion.now();
         let mut ready_us = 0.0;
+        let mut ready = Vec::with_capacity(self.tensors.len());
         for (tensor, gradient) in self.trace.gradients.iter().enumerate() {
             ready_us += gradient.wait_us;
             self.compute_until(origin.after(Duration::from_secs_f64(ready_us / 1e6)));
+            ready.push(self.fusion.now());
             self.fusion.announce(tensor, &self.tensors[tensor])?;
         }
         let report = self.fusion.wait()?;
@@ -143,8 +145,9 @@ impl Runner<'_> {
             }),
             wrong,
         };
-        let words = summary::encode(&report, origin, first, seen);
-        Ok(summary::decode(&self.gather(&words)?, &report))
+        let words = summary::encode(&report, &ready, origin, first, seen);
+        let words = self.gather(&words)?;
+        Ok(summary::decode(&words, &report, ready.len()))
     }
 
     /// What stands for the computation until a gradient is ready.

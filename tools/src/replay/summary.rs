@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Words of a rank's step before those of its flushes; see [`encode`].
 const HEADER_WORDS: usize = 7;
 
-/// Words of a flush: ready, start, end.
+/// Words of a flush: ready, start, end. After those of all flushes comes one per gradient: ready.
 const FLUSH_WORDS: usize = 3;
 
 /// One step on all ranks.
@@ -29,6 +29,8 @@ pub struct Step {
     pub begin: Time,
     /// Per rank, with times since the start of the backward pass.
     pub ranks: Vec<StepReport>,
+    /// Per rank and gradient: when it was announced, since the start of the backward pass.
+    pub gradients: Vec<Vec<Time>>,
     /// The slowest rank's times.
     pub slowest: StepReport,
     /// Its last flush by itself, from the latest start on a rank to the latest end; zero if it had
@@ -53,8 +55,14 @@ pub struct Seen {
 }
 
 /// What one rank tells the others of a step; `origin` is the start of its backward pass, `first`
-/// that of its first step.
-pub fn encode(report: &StepReport, origin: Time, first: Time, seen: Seen) -> Vec<u64> {
+/// that of its first step, and `ready` when it announced each gradient.
+pub fn encode(
+    report: &StepReport,
+    ready: &[Time],
+    origin: Time,
+    first: Time,
+    seen: Seen,
+) -> Vec<u64> {
     let since = |time: Time| time.since(origin).as_nanos() as u64;
     let mut words = vec![
         origin.since(first).as_nanos() as u64,
@@ -68,17 +76,20 @@ pub fn encode(report: &StepReport, origin: Time, first: Time, seen: Seen) -> Vec
     for flush in &report.flushes {
         words.extend([flush.ready, flush.start, flush.end].map(since));
     }
+    words.extend(ready.iter().map(|time| since(*time)));
     words
 }
 
-/// The step from the words of all ranks; `own` has what all ranks have in common.
-pub fn decode(words: &[u64], own: &StepReport) -> Step {
-    let words_per_rank = HEADER_WORDS + FLUSH_WORDS * own.flushes.len();
+/// The step from the words of all ranks, each of `gradients_count` gradients; `own` has what all
+/// ranks have in common.
+pub fn decode(words: &[u64], own: &StepReport, gradients_count: usize) -> Step {
+    let flushes_end = HEADER_WORDS + FLUSH_WORDS * own.flushes.len();
+    let words_per_rank = flushes_end + gradients_count;
     let decode_rank = |words: &[u64]| {
         let mut report = own.clone();
         (report.begin, report.backward_end, report.done) =
             (Time(0), Time(words[1]), Time(words[2]));
-        let times = words[HEADER_WORDS..].chunks_exact(FLUSH_WORDS);
+        let times = words[HEADER_WORDS..flushes_end].chunks_exact(FLUSH_WORDS);
         for (flush, times) in report.flushes.iter_mut().zip(times) {
             (flush.ready, flush.start, flush.end) =
                 (Time(times[0]), Time(times[1]), Time(times[2]));
@@ -108,6 +119,9 @@ pub fn decode(words: &[u64], own: &StepReport) -> Step {
         alone: latest(5).since(latest(4)),
         waited: Duration::from_nanos(latest(6).0),
         wrong: words.chunks_exact(words_per_rank).map(|rank| rank[3]).sum(),
+        gradients: (words.chunks_exact(words_per_rank))
+            .map(|rank| rank[flushes_end..].iter().copied().map(Time).collect())
+            .collect(),
         ranks,
         slowest,
     }
@@ -217,9 +231,21 @@ mod tests {
             waited: Duration::from_nanos(waited),
             wrong,
         };
-        let mut words = encode(&a, Time(1000), Time(900), seen(1, (10, 32, 0), 6));
-        words.extend(encode(&b, Time(77), Time(0), seen(2, (12, 30, 4), 14)));
-        let step = decode(&words, &a);
+        let mut words = encode(
+            &a,
+            &[Time(1007)],
+            Time(1000),
+            Time(900),
+            seen(1, (10, 32, 0), 6),
+        );
+        words.extend(encode(
+            &b,
+            &[Time(80)],
+            Time(77),
+            Time(0),
+            seen(2, (12, 30, 4), 14),
+        ));
+        let step = decode(&words, &a, 1);
         assert_eq!(
             (step.begin, step.wrong, step.ranks.len()),
             (Time(100), 7, 2)
@@ -227,6 +253,7 @@ mod tests {
         assert_eq!(step.alone, Duration::from_nanos(20));
         assert_eq!(step.waited, Duration::from_nanos(14));
         assert_eq!(step.ranks[1].flushes[1].start, Time(33));
+        assert_eq!(step.gradients, [[Time(7)], [Time(3)]]);
         assert_eq!(
             step.slowest.flushes,
             report(0, &[(2, 5, 25), (30, 33, 60)], 0, 0).flushes
@@ -275,7 +302,7 @@ mod tests {
                 waited: Duration::from_nanos(exposed / 5),
                 ..Seen::default()
             };
-            decode(&encode(&report, Time(0), Time(0), seen), &report)
+            decode(&encode(&report, &[], Time(0), Time(0), seen), &report, 0)
         };
         assert_eq!(median_step(&[step(30), step(10), step(20)]), 2);
         assert_eq!(median_step(&[step(30), step(10)]), 1);

@@ -1,6 +1,7 @@
 //! Where the command's results go: files, devices, pipes, readers that leave, disks that are full.
 
 use super::start::{linerate, parts, run, scratch};
+use linerate::whatif::Trace;
 use linerate_children::{Child, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -97,7 +98,7 @@ fn a_chrome_trace_has_a_process_per_rank() {
     );
     let (code, _, stderr) = run(&line);
     assert_eq!(code, Some(0), "{stderr}");
-    let trace: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let names = events.iter().filter(|event| event["ph"] == "M").count();
     assert_eq!(names, 2);
@@ -105,6 +106,29 @@ fn a_chrome_trace_has_a_process_per_rank() {
     for span in spans {
         assert!(span["ts"].is_number() && span["dur"].as_f64().unwrap() >= 0.0);
     }
+    // It is a trace again: each gradient has its size, and was announced at its time or later.
+    let read = Trace::load(file.to_str().unwrap()).unwrap();
+    let replayed = Trace::load("resnet50").unwrap().scaled(0.05);
+    let sizes = |trace: &Trace| -> Vec<_> {
+        let gradients = trace.gradients.iter();
+        gradients.map(|one| (one.name.clone(), one.bytes)).collect()
+    };
+    assert_eq!(sizes(&read), sizes(&replayed));
+    let (mut got, mut at_least) = (0.0, 0.0);
+    for (read, replayed) in read.gradients.iter().zip(&replayed.gradients) {
+        got += read.wait_us;
+        at_least += replayed.wait_us;
+        // Clocks differ by much less than a hundredth, and have whole nanoseconds.
+        assert!(got > 0.99 * at_least - 0.01, "{}: {got} us", read.name);
+    }
+    let (batch_ms, expected) = (read.batch_ms.unwrap(), replayed.batch_ms.unwrap());
+    assert!((batch_ms - expected).abs() < 1e-9);
+    let (code, stdout, stderr) = run(&format!("trace {}", file.display()));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(
+        stdout.contains("the gradients of rank 0, of 2 ranks"),
+        "{stdout}"
+    );
 }
 
 #[test]
