@@ -23,7 +23,8 @@
 //! ([`Trace::plan`]). Of a flush of `S` bytes among `N` members a link carries `2 S (N - 1) / N`
 //! bytes, and a GPU makes `N - 1` additions of `S / N` bytes. Communication does not slow the
 //! computation, and all GPUs have their gradients at the same time. With the defaults of [`WhatIf`]
-//! this is the published model.
+//! this is the published model. Its fields `operation_us`, `cycle_us` and `slowing` add what that
+//! model leaves out.
 //!
 //! Source: Zhang et al., "Is Network the Bottleneck of Distributed Training?", NetAI 2020. Nothing
 //! here runs: a prediction is a pure function. Read first: `predict.rs`.

@@ -40,6 +40,14 @@ pub struct WhatIf {
     pub compression: f64,
     /// Share of the link that the transport reaches, above 0 and at most 1.
     pub link_share: f64,
+    /// Microseconds that each allreduce takes besides its bytes, messages and additions.
+    pub operation_us: f64,
+    /// Microseconds between two looks at what is ready: on average a flush starts half of this
+    /// later, if the link is idle.
+    pub cycle_us: f64,
+    /// By how much communication slows computation while both run: 0 is not at all, and with 0.25
+    /// a computation that takes 4 ms alone takes 5 ms.
+    pub slowing: f64,
     /// Additions of a GPU.
     pub additions: Additions,
     /// Which rule decides what is flushed.
@@ -58,6 +66,9 @@ impl Default for WhatIf {
             latency_us: 0.0,
             compression: 1.0,
             link_share: 1.0,
+            operation_us: 0.0,
+            cycle_us: 0.0,
+            slowing: 0.0,
             additions: Additions::v100(),
             rule: FlushRule::Paper,
             fusion: FusionOptions::default(),
@@ -78,6 +89,10 @@ pub enum LimitedBy {
     Latency,
     /// Additions.
     Additions,
+    /// What each allreduce takes besides, and the wait for a cycle.
+    Operations,
+    /// The computation, which communication slows.
+    Slowing,
 }
 
 impl LimitedBy {
@@ -89,6 +104,8 @@ impl LimitedBy {
             LimitedBy::InsideServers => "links inside servers",
             LimitedBy::Latency => "latency",
             LimitedBy::Additions => "additions",
+            LimitedBy::Operations => "operations",
+            LimitedBy::Slowing => "slowed computation",
         }
     }
 }
@@ -121,11 +138,12 @@ struct Cost {
     inside: f64,
     latency: f64,
     additions: f64,
+    operations: f64,
 }
 
 impl Cost {
     fn total(self) -> f64 {
-        self.wire + self.inside + self.latency + self.additions
+        self.wire + self.inside + self.latency + self.additions + self.operations
     }
 
     fn plus(self, other: Cost) -> Cost {
@@ -134,16 +152,19 @@ impl Cost {
             inside: self.inside + other.inside,
             latency: self.latency + other.latency,
             additions: self.additions + other.additions,
+            operations: self.operations + other.operations,
         }
     }
 
-    /// The largest part; of equal ones the first.
-    fn largest(self) -> LimitedBy {
+    /// The largest part, also of a computation that was slowed; of equal ones the first.
+    fn largest(self, slowed_ms: f64) -> LimitedBy {
         let parts = [
             (self.wire, LimitedBy::Wire),
             (self.inside, LimitedBy::InsideServers),
             (self.latency, LimitedBy::Latency),
             (self.additions, LimitedBy::Additions),
+            (self.operations, LimitedBy::Operations),
+            (slowed_ms, LimitedBy::Slowing),
         ];
         let mut largest = parts[0];
         for part in parts {
@@ -152,6 +173,50 @@ impl Cost {
             }
         }
         largest.1
+    }
+}
+
+/// A computation that is slower while communication runs.
+struct Slowed {
+    slowing: f64,
+    /// How long all of it takes alone.
+    alone_ms: f64,
+    /// Starts and ends of communication, in their order.
+    runs: Vec<(f64, f64)>,
+}
+
+impl Slowed {
+    fn new(slowing: f64, alone_ms: f64) -> Slowed {
+        Slowed {
+            slowing,
+            alone_ms,
+            runs: Vec::new(),
+        }
+    }
+
+    /// Communication runs from then to then, after all that were added.
+    fn add(&mut self, start_ms: f64, end_ms: f64) {
+        if self.slowing > 0.0 && start_ms < self.alone_ms * (1.0 + self.slowing) {
+            self.runs.push((start_ms, end_ms));
+        }
+    }
+
+    /// When that is done which ends at `alone_ms` if nothing slows it.
+    fn end_ms(&self, alone_ms: f64) -> f64 {
+        let mut end_ms = alone_ms;
+        for &(start_ms, run_end_ms) in &self.runs {
+            if end_ms <= start_ms {
+                break;
+            }
+            // While communication runs, a part of 1 / (1 + slowing) gets done.
+            let rest_ms = (end_ms - start_ms) * (1.0 + self.slowing);
+            let run_ms = run_end_ms - start_ms;
+            end_ms = match rest_ms <= run_ms {
+                true => start_ms + rest_ms,
+                false => end_ms + run_ms * self.slowing / (1.0 + self.slowing),
+            };
+        }
+        end_ms
     }
 }
 
@@ -175,17 +240,27 @@ impl WhatIf {
         // A link works at its whole rate or waits: what the transport does not reach is waiting.
         let (mut busy_ms, mut free_ms) = (0.0, 0.0f64);
         let mut exposed = Cost::default();
+        let mut slowed = Slowed::new(self.slowing, backward_ms);
         for flush in &plan {
-            let cost = self.cost(flush, members);
-            let start_ms = free_ms.max(flush.time_ms);
-            if start_ms > free_ms {
+            let mut cost = self.cost(flush, members);
+            let ready_ms = slowed.end_ms(flush.time_ms);
+            if ready_ms > free_ms {
                 exposed = Cost::default();
             }
-            free_ms = start_ms + cost.total();
+            let looked_at_ms = match members > 1 {
+                true => ready_ms + self.cycle_us / 2e3,
+                false => ready_ms,
+            };
+            let start_ms = free_ms.max(looked_at_ms);
+            let end_ms = start_ms + cost.total();
+            slowed.add(start_ms, end_ms);
+            cost.operations += start_ms - free_ms.max(ready_ms);
+            free_ms = end_ms;
             exposed = exposed.plus(cost);
             busy_ms += cost.wire * self.link_share;
         }
-        let sync_ms = free_ms.max(backward_ms);
+        let slowed_ms = slowed.end_ms(backward_ms) - backward_ms;
+        let sync_ms = free_ms.max(backward_ms + slowed_ms);
         let overhead_ms = sync_ms - backward_ms;
         let step_ms = batch_ms + overhead_ms;
         let share = |part: f64| if step_ms > 0.0 { part / step_ms } else { 0.0 };
@@ -202,7 +277,7 @@ impl WhatIf {
             link_utilisation: share(busy_ms),
             limited_by: match share(overhead_ms) < EXPOSED_SHARE_MIN {
                 true => LimitedBy::Computation,
-                false => exposed.largest(),
+                false => exposed.largest(slowed_ms),
             },
             flushes: plan.len(),
         })
@@ -233,6 +308,14 @@ impl WhatIf {
             is_good,
             "more than 0, at most 1",
         )?;
+        for (what, value) in [
+            ("the time of an operation in us", self.operation_us),
+            ("the time of a cycle in us", self.cycle_us),
+            ("the slowing", self.slowing),
+        ] {
+            let is_good = value >= 0.0 && value.is_finite();
+            check(what, value, is_good, "0 or more")?;
+        }
         check(
             "the number of GPUs",
             self.gpus.into(),
@@ -274,6 +357,10 @@ impl WhatIf {
             },
             latency: 2.0 * others * self.latency_us / 1e3,
             additions: others * self.additions.seconds(bytes / members) * 1e3,
+            operations: match others > 0.0 {
+                true => self.operation_us / 1e3,
+                false => 0.0,
+            },
         }
     }
 }

@@ -356,3 +356,100 @@ fn what_is_out_of_range_is_named_with_its_value() {
         assert!(error.contains(named), "{error}");
     }
 }
+
+/// Four gradients of 1 MB, ready at 10, 20, 30 and 40 ms; each takes 4 ms on a link of 2 GPUs.
+fn four_flushes() -> (Trace, WhatIf) {
+    let gradient = |name: &str| Gradient {
+        name: name.into(),
+        wait_us: 10_000.0,
+        bytes: 1_000_000,
+        dtype: DataType::F32,
+    };
+    let trace = Trace {
+        gradients: ["a", "b", "c", "d"].map(gradient).into(),
+        batch_ms: Some(60.0),
+        steps: 1,
+        ..Trace::default()
+    };
+    let whatif = WhatIf {
+        gpus: 2,
+        bits_per_second: 2e9,
+        additions: Additions::free(),
+        fusion: FusionOptions {
+            bytes_max: 1,
+            ..FusionOptions::default()
+        },
+        ..WhatIf::default()
+    };
+    (trace, whatif)
+}
+
+#[test]
+fn overheads_are_added_where_they_arise() {
+    let (trace, base) = four_flushes();
+    let sync = |whatif: &WhatIf| whatif.predict(&trace).unwrap().sync_ms;
+    let near = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-9, "{got}");
+    near(sync(&base), 44.0);
+    let operation = WhatIf {
+        operation_us: 500.0,
+        ..base.clone()
+    };
+    near(sync(&operation), 44.5);
+    let cycle = WhatIf {
+        cycle_us: 3000.0,
+        ..base.clone()
+    };
+    near(sync(&cycle), 45.5);
+    // Three flushes run for 4 ms during the computation, which gets half of that done.
+    let slowing = WhatIf {
+        slowing: 1.0,
+        ..base.clone()
+    };
+    near(sync(&slowing), 50.0);
+    let limited = |whatif: WhatIf| whatif.predict(&trace).unwrap().limited_by;
+    assert_eq!(limited(slowing), LimitedBy::Slowing);
+    let operation_us = 5000.0;
+    let operation = WhatIf {
+        operation_us,
+        ..base
+    };
+    assert_eq!(limited(operation), LimitedBy::Operations);
+}
+
+#[test]
+fn a_larger_overhead_is_never_faster_and_one_gpu_has_none() {
+    let trace = Trace::load("resnet50").unwrap();
+    let base = WhatIf {
+        gpus: 8,
+        bits_per_second: 10e9,
+        ..WhatIf::default()
+    };
+    let of = |kind: usize, size: f64, gpus: u32| {
+        let mut whatif = WhatIf {
+            gpus,
+            ..base.clone()
+        };
+        match kind {
+            0 => whatif.operation_us = size * 5000.0,
+            1 => whatif.cycle_us = size * 20_000.0,
+            _ => whatif.slowing = size,
+        }
+        factor(&trace, &whatif)
+    };
+    for kind in 0..3 {
+        for step in 0..100 {
+            let (less, more) = (f64::from(step) / 100.0, f64::from(step + 1) / 100.0);
+            assert!(of(kind, more, 8) <= of(kind, less, 8), "{kind} {step}");
+        }
+        assert!(of(kind, 1.0, 8) < of(kind, 0.0, 8), "{kind}");
+        assert_eq!(of(kind, 1.0, 1), 1.0);
+    }
+    for bad in [-1.0, f64::NAN, f64::INFINITY] {
+        let whatif = WhatIf {
+            slowing: bad,
+            ..base.clone()
+        };
+        let error = whatif.predict(&trace).unwrap_err().to_string();
+        assert!(error.contains("the slowing is"), "{error}");
+    }
+}

@@ -21,6 +21,7 @@ pub fn build(trace: &Trace, whatif: &WhatIf, gbits: &[f64], target: f64) -> Resu
     let factor = predicted.scaling_factor;
     let is_bottleneck = match predicted.limited_by {
         LimitedBy::Computation | LimitedBy::Additions => false,
+        LimitedBy::Operations | LimitedBy::Slowing => false,
         LimitedBy::Wire | LimitedBy::InsideServers | LimitedBy::Latency => factor < target,
     };
     let mut text = format!(
@@ -79,6 +80,8 @@ fn what(limit: LimitedBy) -> &'static str {
         LimitedBy::InsideServers => "the time of bytes on the links inside of servers",
         LimitedBy::Latency => "the latency of messages",
         LimitedBy::Additions => "the time of additions on the GPUs",
+        LimitedBy::Operations => "the time of operations besides their bytes",
+        LimitedBy::Slowing => "the computation, which communication slows",
     }
 }
 
@@ -112,6 +115,21 @@ fn candidates(whatif: &WhatIf) -> Vec<(String, WhatIf)> {
             "a transport that fills the link".into(),
             WhatIf {
                 link_share: 1.0,
+                ..whatif.clone()
+            },
+        ),
+        (
+            "operations that take no time besides their bytes".into(),
+            WhatIf {
+                operation_us: 0.0,
+                cycle_us: 0.0,
+                ..whatif.clone()
+            },
+        ),
+        (
+            "a computation that communication does not slow".into(),
+            WhatIf {
+                slowing: 0.0,
                 ..whatif.clone()
             },
         ),

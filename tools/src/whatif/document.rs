@@ -1,5 +1,6 @@
 //! The JSON document of `whatif`.
 
+use super::validate::Validation;
 use linerate::Result;
 use linerate::whatif::{FlushRule, Members, Trace, WhatIf};
 use serde::Serialize;
@@ -19,12 +20,17 @@ pub struct Document {
     pub fusion_bytes: u64,
     pub fusion_age_ms: f64,
     pub link_share: f64,
+    pub operation_us: f64,
+    pub cycle_us: f64,
+    pub slowing: f64,
     /// Steps of which the gradients are means, and what was guessed or left out.
     pub steps: u32,
     pub notes: Vec<String>,
     pub results: Vec<Entry>,
     /// A paragraph for each number of GPUs and compression.
     pub advice: Vec<String>,
+    /// What `--validate` found; `null` without it, and `results` is empty with it.
+    pub validation: Option<Validation>,
 }
 
 /// One row.
@@ -76,10 +82,14 @@ impl Document {
             fusion_bytes: base.fusion.bytes_max,
             fusion_age_ms: base.fusion.age_max.as_secs_f64() * 1e3,
             link_share: base.link_share,
+            operation_us: base.operation_us,
+            cycle_us: base.cycle_us,
+            slowing: base.slowing,
             steps: trace.steps,
             notes: trace.notes.clone(),
             results: Vec::new(),
             advice: Vec::new(),
+            validation: None,
         }
     }
 }

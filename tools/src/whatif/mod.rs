@@ -1,20 +1,21 @@
 //! `linerate whatif`: what another network would do for a step of training, predicted from the
 //! gradients of a trace.
 //!
-//! Nothing runs and nothing is measured. Read first: [`run`], then `advice.rs`; the model is
-//! [`linerate::whatif`].
+//! Nothing runs and nothing is measured, but with `--validate`. Read first: [`run`], then
+//! `advice.rs`; the model is [`linerate::whatif`].
 
 mod advice;
 mod document;
 mod print;
 pub mod svg;
+mod validate;
 
 use crate::trace::TraceFlags;
 use clap::{Args, ValueEnum};
 use document::{Document, Entry};
 use linerate::whatif::{Additions, Members, WhatIf};
 use linerate_job::ending::{self, FAILED, USAGE};
-use linerate_job::output;
+use linerate_job::{output, settings};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -39,13 +40,14 @@ pub struct WhatIfArgs {
     #[command(flatten)]
     pub trace: TraceFlags,
     /// Gbit/s of each link, separated by commas; inf: a network that takes no time
-    #[arg(long, value_delimiter = ',', default_value = "1,10,25,40,100,200,400", value_name = "GBIT,...", value_parser = gbit)]
+    #[arg(long, value_delimiter = ',', default_value = "1,10,25,40,100,200,400", default_value_if("validate", "true", "0.1,0.5,1,2.5,10,inf"), value_name = "GBIT,...", value_parser = gbit)]
     pub bandwidth: Vec<f64>,
     /// GPUs that train together, separated by commas
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "64",
+        default_value_if("validate", "true", "2,4"),
         value_name = "GPUS,..."
     )]
     pub workers: Vec<u32>,
@@ -72,6 +74,15 @@ pub struct WhatIfArgs {
     /// Share of the link that the transport reaches
     #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
     pub link_share: f64,
+    /// Microseconds that each allreduce takes besides its bytes
+    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    pub operation_us: f64,
+    /// Microseconds between two looks at what is ready; a flush waits for half of it on average
+    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    pub cycle_us: f64,
+    /// By how much communication slows computation while both run: 0.25 makes 4 ms of it 5 ms
+    #[arg(long, default_value_t = 0.0, value_name = "PART")]
+    pub slowing: f64,
     /// How long a GPU takes to add: v100 (measured), none, or a file of lines "bytes,seconds"
     #[arg(long, default_value = "v100", value_name = "v100|none|FILE")]
     pub additions: String,
@@ -81,6 +92,14 @@ pub struct WhatIfArgs {
     /// Say which bandwidth, compression or latency reaches this scaling factor
     #[arg(long, value_name = "FACTOR")]
     pub what_reaches: Option<f64>,
+    /// Replay the trace on this host, over tcp with each bandwidth and over shared memory, and print
+    /// how far predictions are off; 2 and 4 ranks, 0.1 to 10 Gbit/s and inf by default. Wants the
+    /// machine for itself
+    #[arg(long, conflicts_with_all = ["compression", "count", "gpus_per_server", "inside", "latency_us", "link_share", "operation_us", "cycle_us", "slowing", "additions", "mode", "what_reaches"])]
+    pub validate: bool,
+    /// Steps of each replay; below 1 Gbit/s at most 3
+    #[arg(long, default_value_t = 20, requires = "validate", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub steps: u32,
     /// Write one JSON document here, - for standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -135,6 +154,16 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
         ));
     }
     let mut document = Document::new(&trace, &base);
+    if args.validate {
+        if let Some(rank) = settings::launched_rank() {
+            return Err(format!(
+                "--validate starts ranks itself, and a launcher has made this process rank {rank}: run it by itself"
+            ));
+        }
+        document.mode = "linerate";
+        document.validation = Some(validate::run(args, &trace)?);
+        return Ok(document);
+    }
     for &gpus in &args.workers {
         for &compression in &args.compression {
             let whatif = WhatIf {
@@ -174,6 +203,9 @@ fn base(args: &WhatIfArgs) -> Result<WhatIf, String> {
         members,
         latency_us: args.latency_us,
         link_share: args.link_share,
+        operation_us: args.operation_us,
+        cycle_us: args.cycle_us,
+        slowing: args.slowing,
         additions: additions(&args.additions)?,
         rule: args.mode.into(),
         fusion: args.trace.fusion(),

@@ -1,9 +1,13 @@
 //! The text of `whatif`: a table, and the paragraphs under it.
 
 use super::document::{Document, Entry};
+use super::validate::Validation;
 
 /// Everything.
 pub fn text(document: &Document) -> String {
+    if let Some(validation) = &document.validation {
+        return validated(document, validation);
+    }
     let guessed = match document.is_batch_guessed {
         true => "guessed: 1.5 times the backward pass",
         false => "as measured",
@@ -37,6 +41,13 @@ pub fn text(document: &Document) -> String {
             "link"
         ),
     ];
+    if document.operation_us + document.cycle_us + document.slowing > 0.0 {
+        let line = format!(
+            "# overheads: {} us of each operation, cycles of {} us; communication slows computation by {} while both run",
+            document.operation_us, document.cycle_us, document.slowing
+        );
+        lines.insert(2, line);
+    }
     let notes = document.notes.iter().map(|note| format!("# note: {note}"));
     lines.splice(1..1, notes);
     lines.extend(document.results.iter().map(row));
@@ -60,6 +71,53 @@ pub fn text(document: &Document) -> String {
         lines.push(String::new());
         lines.push(advice.clone());
     }
+    lines.join("\n") + "\n"
+}
+
+/// The table of errors.
+fn validated(document: &Document, validation: &Validation) -> String {
+    let mut lines = vec![
+        format!(
+            "# linerate whatif --validate: {}, {} gradients, {} bytes, a step of {:.3} ms",
+            document.model, document.gradients, document.bytes, document.batch_ms
+        ),
+        "# predicted from an allreduce that bench measured; measured by a replay that sleeps while a GPU would compute".into(),
+        format!(
+            "{:>9} {:>5} {:>8} {:>10} {:>12} {:>12} {:>11} {:>11} {:>11} {:>8}  limited by",
+            "transport",
+            "ranks",
+            "Gbit/s",
+            "link Gbit/s",
+            "operation us",
+            "predicted_ms",
+            "median_ms",
+            "p10_ms",
+            "p90_ms",
+            "error"
+        ),
+    ];
+    for point in &validation.points {
+        let gbit = point.bandwidth_gbps.map_or("inf".into(), |g| g.to_string());
+        lines.push(format!(
+            "{:>9} {:>5} {gbit:>8} {:>11.3} {:>12.1} {:>12.3} {:>11.3} {:>11.3} {:>11.3} {:>+7.1}%  {}",
+            point.transport,
+            point.ranks,
+            point.link_gbps,
+            point.operation_us,
+            point.predicted_ms,
+            point.measured_ms,
+            point.measured_p10_ms,
+            point.measured_p90_ms,
+            point.error_percent,
+            if point.is_limited_by_link { "link" } else { "other" }
+        ));
+    }
+    let shown = |error: Option<f64>| error.map_or("none".into(), |e| format!("{e:.1} %"));
+    lines.push(format!(
+        "# median error: {} where the link is the limit, {} elsewhere",
+        shown(validation.median_error_link_percent),
+        shown(validation.median_error_other_percent)
+    ));
     lines.join("\n") + "\n"
 }
 

@@ -12,7 +12,8 @@ const RECORDED: &str = concat!(
 
 fn document(line: &str) -> Value {
     let (code, stdout, stderr) = run(&format!("whatif {line} --json -"));
-    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert_eq!(stderr.is_empty(), !line.contains("--validate"), "{stderr}");
     serde_json::from_str(&stdout).unwrap()
 }
 
@@ -100,4 +101,33 @@ fn additions_come_from_a_file() {
         stderr.contains("line 2: expected bytes,seconds"),
         "{stderr}"
     );
+}
+
+#[test]
+fn predictions_are_validated_by_replays_on_this_host() {
+    let file = scratch("whatif-validate").join("small.bk.log");
+    std::fs::write(&file, "small\n1\n2\n2000,40000\n2000,80000\n").unwrap();
+    let document = document(&format!(
+        "--validate --trace {} --bandwidth 1,inf --workers 2 --steps 3",
+        file.display()
+    ));
+    let points = document["validation"]["points"].as_array().unwrap();
+    let names: Vec<_> = points.iter().map(|p| p["transport"].as_str()).collect();
+    assert_eq!(names, [Some("tcp"), Some("tcp"), Some("shm")]);
+    for point in points {
+        assert_eq!((&point["ranks"], &point["steps"]), (&2.into(), &3.into()));
+        let number = |name: &str| point[name].as_f64().unwrap();
+        // A step is 1.5 times the backward pass, and communication only adds to it.
+        assert!(number("predicted_ms") >= 6.0, "{point}");
+        assert!(number("measured_ms") >= 6.0, "{point}");
+        assert!(number("measured_p10_ms") <= number("measured_p90_ms"));
+        assert!(number("link_gbps") > 0.0 && number("operation_us") > 0.0);
+        assert!(number("error_percent").is_finite());
+    }
+    assert_eq!(points[0]["bandwidth_gbps"], 1.0);
+    assert_eq!(points[1]["bandwidth_gbps"], Value::Null);
+    assert_eq!(document["results"], Value::Array(vec![]));
+    let (code, _, stderr) = run("whatif --validate --mode paper");
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("cannot be used with"), "{stderr}");
 }

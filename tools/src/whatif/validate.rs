@@ -1,0 +1,192 @@
+//! `linerate whatif --validate`: predictions beside replays of the trace on this host.
+//!
+//! Every point is measured twice, by this command in processes of its own. `bench` measures an
+//! allreduce at two sizes, which gives the speed of the link and the time of an operation. A
+//! prediction knows these two numbers and the trace. `replay` then runs the steps. Read first:
+//! [`run`].
+
+use super::WhatIfArgs;
+use crate::bench::statistics;
+use linerate::whatif::{Additions, FlushRule, LimitedBy, Trace, WhatIf};
+use linerate_job::output;
+use serde::Serialize;
+use serde_json::Value;
+use std::process::{Command, Stdio};
+
+/// Below this a replay has few steps, as each takes seconds.
+const SLOW_GBIT: f64 = 1.0;
+/// Steps of a replay over a slow network, at most.
+const SLOW_STEPS_MAX: u32 = 3;
+/// Up to this bandwidth a step that waits for its bytes counts as limited by the link.
+const LINK_GBIT_MAX: f64 = 2.5;
+/// Bytes of the long allreduce over a slow network, and over others.
+const LONG_BYTES: (u64, u64) = (4 << 20, 16 << 20);
+/// Bytes of the short one.
+const SHORT_BYTES: u64 = 8;
+
+/// All points, and the medians of their errors without sign.
+#[derive(Debug, Serialize)]
+pub struct Validation {
+    pub points: Vec<Point>,
+    /// In percent, of the points that the link limits; `null`: there are none.
+    pub median_error_link_percent: Option<f64>,
+    /// In percent, of all others; `null`: there are none.
+    pub median_error_other_percent: Option<f64>,
+}
+
+/// One prediction and one replay.
+#[derive(Debug, Serialize)]
+pub struct Point {
+    pub transport: &'static str,
+    pub ranks: u32,
+    /// What a rank may send at most; `null`: no limit.
+    pub bandwidth_gbps: Option<f64>,
+    /// What `bench` measured: Gbit/s of each rank's link, and microseconds of an operation.
+    pub link_gbps: f64,
+    pub operation_us: f64,
+    pub predicted_ms: f64,
+    pub steps: usize,
+    /// Times of the replayed steps.
+    pub measured_p10_ms: f64,
+    pub measured_ms: f64,
+    pub measured_p90_ms: f64,
+    /// Predicted minus measured, in percent of the measured.
+    pub error_percent: f64,
+    pub is_limited_by_link: bool,
+}
+
+/// Measures and predicts all points: `tcp` at each bandwidth, and `shm` if one of them is infinite.
+pub fn run(args: &WhatIfArgs, trace: &Trace) -> Result<Validation, String> {
+    let mut wanted = Vec::new();
+    for &ranks in &args.workers {
+        for &gbit in &args.bandwidth {
+            wanted.push(("tcp", ranks, gbit));
+        }
+        if args.bandwidth.contains(&f64::INFINITY) {
+            wanted.push(("shm", ranks, f64::INFINITY));
+        }
+    }
+    let mut points = Vec::with_capacity(wanted.len());
+    for (at, &(transport, ranks, gbit)) in wanted.iter().enumerate() {
+        output::print_error(&format!(
+            "linerate whatif: {} of {}: {transport}, {ranks} ranks, {gbit} Gbit/s",
+            at + 1,
+            wanted.len()
+        ));
+        points.push(measure(args, trace, (transport, ranks, gbit))?);
+    }
+    let median_of = |is_link: bool| {
+        let points = points.iter().filter(|p| p.is_limited_by_link == is_link);
+        let mut errors: Vec<f64> = points.map(|p| p.error_percent.abs()).collect();
+        errors.sort_by(f64::total_cmp);
+        (!errors.is_empty()).then(|| statistics::percentile(&errors, 500))
+    };
+    Ok(Validation {
+        median_error_link_percent: median_of(true),
+        median_error_other_percent: median_of(false),
+        points,
+    })
+}
+
+/// One point.
+fn measure(
+    args: &WhatIfArgs,
+    trace: &Trace,
+    (transport, ranks, gbit): (&'static str, u32, f64),
+) -> Result<Point, String> {
+    let pace = gbit.is_finite().then(|| format!("{gbit}gbit"));
+    let start = |words: &[String]| start(words, transport, ranks, pace.as_deref());
+    let is_slow = gbit < SLOW_GBIT;
+    let long_bytes = if is_slow { LONG_BYTES.0 } else { LONG_BYTES.1 };
+    let seconds = |bytes: u64, how: &str| {
+        let line =
+            format!("bench allreduce -b {bytes} -e {bytes} --placement in-place --check 0{how}");
+        let words: Vec<String> = line.split(' ').map(String::from).collect();
+        let document = start(&words)?;
+        number(&document["results"][0]["time_us"]["p50"]).map(|us| us / 1e6)
+    };
+    let short = seconds(SHORT_BYTES, "")?;
+    let long = seconds(long_bytes, if is_slow { " -n 3 -w 1" } else { " -n 10" })?;
+    let others = f64::from(ranks) - 1.0;
+    let bits = 16.0 * (long_bytes - SHORT_BYTES) as f64 * others / f64::from(ranks);
+    let whatif = WhatIf {
+        gpus: ranks,
+        bits_per_second: bits / (long - short).max(f64::MIN_POSITIVE),
+        operation_us: short * 1e6,
+        // What was measured has them.
+        additions: Additions::free(),
+        rule: FlushRule::Linerate,
+        fusion: args.trace.fusion(),
+        ..WhatIf::default()
+    };
+    let predicted = whatif.predict(trace).map_err(|error| error.to_string())?;
+    let predicted_ms = predicted.batch_ms + predicted.overhead_ms;
+    let steps = match is_slow {
+        true => args.steps.min(SLOW_STEPS_MAX),
+        false => args.steps,
+    };
+    let flags = &args.trace;
+    let mut line = vec![
+        "replay".to_string(),
+        format!("--trace={}", flags.trace),
+        format!("--steps={steps}"),
+        format!("--fusion-bytes={}", flags.fusion_bytes),
+        format!("--fusion-age-ms={}", flags.fusion_age_ms),
+    ];
+    line.extend(flags.batch_ms.map(|ms| format!("--batch-ms={ms}")));
+    let document = start(&line)?;
+    let all = document["steps"].as_array().cloned().unwrap_or_default();
+    let times: Result<Vec<f64>, String> = all.iter().map(|s| number(&s["step_ms"])).collect();
+    let mut times = times?;
+    times.sort_by(f64::total_cmp);
+    if times.is_empty() {
+        return Err("the replay has no steps".into());
+    }
+    let measured_ms = statistics::percentile(&times, 500);
+    Ok(Point {
+        transport,
+        ranks,
+        bandwidth_gbps: gbit.is_finite().then_some(gbit),
+        link_gbps: whatif.bits_per_second / 1e9,
+        operation_us: whatif.operation_us,
+        predicted_ms,
+        steps: times.len(),
+        measured_p10_ms: statistics::percentile(&times, 100),
+        measured_ms,
+        measured_p90_ms: statistics::percentile(&times, 900),
+        error_percent: 100.0 * (predicted_ms / measured_ms - 1.0),
+        is_limited_by_link: gbit <= LINK_GBIT_MAX && predicted.limited_by == LimitedBy::Wire,
+    })
+}
+
+/// Runs this command and gives its JSON document.
+fn start(
+    words: &[String],
+    transport: &str,
+    ranks: u32,
+    pace: Option<&str>,
+) -> Result<Value, String> {
+    let shown = format!("linerate {}", words.join(" "));
+    let failed = |cause: &dyn std::fmt::Display| format!("{shown}: {cause}");
+    let program = std::env::current_exe().map_err(|cause| failed(&cause))?;
+    let mut command = Command::new(program);
+    command
+        .args(words)
+        .args(["--transport", transport, "--json", "-", "--ranks"])
+        .arg(ranks.to_string())
+        .env_remove("LINERATE_TCP_PACE")
+        .stdin(Stdio::null());
+    if let Some(pace) = pace {
+        command.env("LINERATE_TCP_PACE", pace);
+    }
+    let output = command.output().map_err(|cause| failed(&cause))?;
+    if !output.status.success() {
+        return Err(failed(&String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|cause| failed(&cause))
+}
+
+fn number(value: &Value) -> Result<f64, String> {
+    let missing = || format!("expected a number in a JSON document, found {value}");
+    value.as_f64().ok_or_else(missing)
+}
