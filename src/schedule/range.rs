@@ -240,24 +240,11 @@ impl Range {
         if self.buffer != other.buffer {
             return false;
         }
+        if let Some([(a, a_end), (b, b_end)]) = self.like_blocks(other) {
+            return a < b_end && b < a_end;
+        }
         match (self.extent, other.extent) {
             (Extent::Slots { offset: a, .. }, Extent::Slots { offset: b, .. }) => a == b,
-            // A fast path for blocks of one subdivision, as most are: a long schedule compares
-            // many.
-            (
-                Extent::Blocks {
-                    first: a,
-                    len: n,
-                    of,
-                    times,
-                },
-                Extent::Blocks {
-                    first: b,
-                    len: m,
-                    of: o,
-                    times: t,
-                },
-            ) if (of, times) == (o, t) && self.origin == other.origin => a < b + m && b < a + n,
             _ => match (self.extent.bounds(), other.extent.bounds()) {
                 (Some(a), Some(b)) if self.origin == other.origin => {
                     !a.1.is_at_or_before(b.0) && !b.1.is_at_or_before(a.0)
@@ -272,10 +259,30 @@ impl Range {
         if self.buffer != other.buffer || self.origin != other.origin {
             return false;
         }
+        if let Some([(a, a_end), (b, b_end)]) = self.like_blocks(other) {
+            return a <= b && b_end <= a_end;
+        }
         match (self.extent.bounds(), other.extent.bounds()) {
             (Some(a), Some(b)) => a.0.is_at_or_before(b.0) && b.1.is_at_or_before(a.1),
             _ => self.extent == other.extent,
         }
+    }
+
+    /// The first block and the end of both, if they are blocks of one subdivision, as most are: a
+    /// long schedule compares many.
+    #[inline]
+    fn like_blocks(&self, other: &Range) -> Option<[(u32, u32); 2]> {
+        let blocks = |range: &Range| match range.extent {
+            Extent::Blocks {
+                first,
+                len,
+                of,
+                times,
+            } => Some(((first, first + len), (of, times, range.origin))),
+            Extent::Slots { .. } => None,
+        };
+        let (own, theirs) = (blocks(self)?, blocks(other)?);
+        (own.1 == theirs.1).then_some([own.0, theirs.0])
     }
 }
 

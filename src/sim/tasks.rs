@@ -16,7 +16,7 @@ use std::ops::Range;
 /// Tasks of one run, at most: 4 GiB of memory.
 const TASKS_MAX: usize = 50_000_000;
 /// After this many ranks the number of all tasks is estimated.
-const RANKS_TRIED: usize = 64;
+const RANKS_TRIED: usize = 8;
 /// Bytes of an element: those of an f32.
 pub(super) const ELEMENT_BYTES: u64 = 4;
 /// No task.

@@ -107,7 +107,7 @@ fn links_carry_what_the_schedule_says() {
         both * 2 * between / 32
     );
     for of in &times.uses {
-        assert!(of.mean <= of.most && of.most <= 1.0, "{of:?}");
+        assert!(of.mean <= of.most + 1e-9 && of.most <= 1.0, "{of:?}");
     }
 }
 
@@ -262,7 +262,7 @@ fn calls_that_cannot_be_run_are_refused() {
             "root 2 of 2 ranks",
         ),
         (
-            call(Collective::AllReduce, "ring", 16_000, 1 << 30),
+            call(Collective::AllReduce, "ring", 4_096, 1 << 30),
             "take an algorithm with fewer",
         ),
     ] {

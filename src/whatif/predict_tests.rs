@@ -421,7 +421,7 @@ fn a_larger_overhead_is_never_faster_and_one_gpu_has_none() {
     let trace = Trace::load("resnet50").unwrap();
     let base = WhatIf {
         gpus: 8,
-        bits_per_second: 10e9,
+        bits_per_second: 40e9,
         ..WhatIf::default()
     };
     let of = |kind: usize, size: f64, gpus: u32| {

@@ -86,8 +86,9 @@ pub fn build(document: &Document) -> Result<Vec<Chart>, String> {
     let charts = match document.command.as_str() {
         "bench" => bench(&rows(document, "results")?),
         "sim" => {
-            let rows = rows(document, "results")?;
-            let mut charts = bench(&rows.into_iter().map(BenchRow::from).collect::<Vec<_>>());
+            let rows: Vec<SimRow> = rows(document, "results")?;
+            let rows: Vec<BenchRow> = rows.into_iter().map(BenchRow::from).collect();
+            let mut charts = bench(&rows);
             // Virtual times have no spread.
             charts.truncate(1);
             charts

@@ -164,24 +164,22 @@ fn fabric(name: &str) -> Result<Fabric, String> {
     let names = Fabric::NAMES.join(", ");
     let wrong =
         |cause: &dyn std::fmt::Display| format!("--fabric '{name}': {cause}; built in are {names}");
-    let length = std::fs::metadata(name)
-        .map_err(|cause| wrong(&cause))?
-        .len();
-    if length > FILE_BYTES_MAX {
-        return Err(wrong(&format!("{length} bytes: at most {FILE_BYTES_MAX}")));
+    let mut text = String::new();
+    // Devices and pipes do not tell their size.
+    let read =
+        File::open(name).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
+    if read.map_err(|cause| wrong(&cause))? as u64 > FILE_BYTES_MAX {
+        return Err(wrong(&format!("more than {FILE_BYTES_MAX} bytes")));
     }
-    let text = std::fs::read_to_string(name).map_err(|cause| wrong(&cause))?;
-    let fabric: Fabric =
-        toml::from_str(&text).map_err(|cause| format!("--fabric {name}: {cause}"))?;
+    let wrong = |cause| format!("--fabric {name}: {cause}");
+    let table: toml::Table = toml::from_str(&text).map_err(wrong)?;
+    let fabric: Fabric = toml::from_str(&text).map_err(wrong)?;
     // A fabric without a name has that of its file, and not that of the default.
-    let has_name = |table: &toml::Table| table.contains_key("name");
-    match toml::from_str(&text).is_ok_and(|table| has_name(&table)) {
-        true => Ok(fabric),
-        false => Ok(Fabric {
-            name: name.into(),
-            ..fabric
-        }),
-    }
+    let name = match table.contains_key("name") {
+        true => fabric.name.clone(),
+        false => name.into(),
+    };
+    Ok(Fabric { name, ..fabric })
 }
 
 fn simulate(args: &SimArgs, fabric: &Fabric) -> Result<Document, String> {

@@ -27,7 +27,7 @@ pub fn text(document: &Document) -> String {
     }
     // What the last row's time goes to: it is the longest one.
     let flushes = document.step.iter().flat_map(|step| &step.flushes);
-    let last = (flushes.map(|flush| &flush.call).last()).or(document.results.last());
+    let last = (flushes.map(|flush| &flush.call).next_back()).or(document.results.last());
     if let Some(row) = last {
         lines.extend(why(row));
     }
