@@ -43,9 +43,8 @@ pub const WINDOW_BYTES_MAX: usize = 16 << 20;
 /// 56 to 59 if the ranks of a host send messages to each other.
 const SHARED_BYTES: u64 = 1 << 20;
 
-/// The part of each rank in such a round, at least: that is a message between hosts, which is not to
-/// become short because there are many ranks. On 1024 GPUs with NICs of 400 Gbit/s (`linerate sim
-/// allreduce --fabric 8x400g`), 64 MiB in rounds of 1 MiB take SHORT_ROUNDS, and LONG_ROUNDS so.
+/// The part of each rank in such a round, at least: that is a message between hosts, and without a
+/// bound it would have 256 bytes on 4096 ranks.
 const SHARED_PART_BYTES: u64 = 16 << 10;
 
 /// Bytes of shared scratch memory of a round, at most, on this many ranks.

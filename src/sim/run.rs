@@ -607,7 +607,8 @@ impl Run {
         let ranks = self.processors.iter().enumerate();
         let ranks = ranks.map(|(rank, own)| (format!("rank {rank}"), own.1));
         uses.push(self.use_of("ranks".into(), ranks.collect()));
-        uses.retain(|of| of.bytes > 0 || of.most > 0.0);
+        // Processors that nothing keeps busy are not spoken of.
+        uses.retain(|of| of.most > 0.0);
         uses
     }
 
