@@ -23,12 +23,14 @@
 //!
 //! Read first: [`Work`], then `formulas.rs`.
 
+mod additions;
 mod findings;
 pub mod formulas;
 mod host;
 mod network;
 mod store;
 
+pub use additions::Additions;
 pub use findings::{FINDINGS_MAX, Finding};
 pub use network::LinkPrice;
 pub use store::{emit, emit_bytes, host_key, parse, parse_bytes};

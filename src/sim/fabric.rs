@@ -2,11 +2,10 @@
 
 use super::{Hosts, Link, SimOptions, SlowNic, Tier};
 use crate::collective::{Available, Request, candidates};
-use crate::cost::{Caches, Model};
+use crate::cost::{Additions, Caches, Model};
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::{Collective, Rank};
-use crate::whatif::Additions;
 use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 
@@ -90,7 +89,7 @@ pub enum AddTime {
     /// No time.
     #[default]
     None,
-    /// As measured on one V100: see [`Additions::v100`].
+    /// As measured on one V100: see [`Additions::v100`](crate::whatif::Additions::v100).
     V100,
     /// This many GB/s of one vector.
     Gbytes(f64),
@@ -190,7 +189,7 @@ impl Fabric {
         }
     }
 
-    /// The same network for a [`Simulation`](crate::Simulation), where local work takes no time.
+    /// This network for a [`Simulation`](crate::Simulation), where local work takes no time.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: a field out of its range, or more ranks than the fabric has; the

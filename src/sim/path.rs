@@ -1,6 +1,7 @@
-//! [`walk`]: the longest chain of events of a run, backwards from its end, and what its time goes to.
+//! [`walk`]: the longest chain of events of a run, backwards from its end, and what its time goes
+//! to.
 
-use super::run::Run;
+use super::machine::Run;
 use super::tasks::{Kind, NONE};
 use crate::types::Rank;
 use std::collections::BTreeMap;

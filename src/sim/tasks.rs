@@ -1,10 +1,10 @@
-//! [`Tasks`]: what all ranks do for one collective, as one graph: a task for each chunk of a step of
-//! a schedule, and what it waits for.
+//! [`Tasks`]: what all ranks do for one collective, as one graph: a task for each chunk of a step
+//! of a schedule, and what it waits for.
 //!
 //! The rules of order are those of `engine/progress.rs`: a chunk waits for the chunks of earlier
 //! steps that end where it needs them; chunks of a message are posted one after another, a few at a
-//! time; a chunk that goes through a ring of chunks waits for its place. A call that the engine cuts is
-//! several parts.
+//! time; a chunk that goes through a ring of chunks waits for its place. A call that the engine
+//! cuts is several parts.
 
 use crate::engine::{RING_CHUNKS, rings_of};
 use crate::error::{Error, Result};
@@ -338,8 +338,8 @@ impl Part {
     }
 }
 
-/// The counts of the parts of a call: where some rank may stage it in shared memory, the engine cuts
-/// it.
+/// The counts of the parts of a call: where some rank may stage it in shared memory, the engine
+/// cuts it.
 fn parts_of(schedule: &Schedule, count: u64) -> Vec<u64> {
     let most = match schedule.is_cut {
         true => (shared_bytes(schedule.ranks) / ELEMENT_BYTES).max(1),
@@ -361,8 +361,8 @@ struct Order<'s> {
 }
 
 impl Order<'_> {
-    /// The tasks of a step from this one on. Messages are cut into chunks; all else also goes as far
-    /// as the steps before it have come.
+    /// The tasks of a step from this one on. Messages are cut into chunks; all else also goes as
+    /// far as the steps before it have come.
     fn place(&self, step: &Step, first: u32, elements: u64) -> Place {
         let chunks = elements.div_ceil(self.per_chunk).max(1);
         let own = (1..=chunks).map(|chunk| (chunk * self.per_chunk).min(elements));

@@ -39,8 +39,8 @@ fn a_chain_through_two_tiers_takes_what_its_hops_take() {
     let hops = [1_050, 1_170, 1_050, 1_240, 1_050, 1_170, 1_050];
     let by_hand: u64 = hops.iter().map(|latency| latency + 4_196).sum();
     assert_eq!(two_tiers(1.0).run(&chain).unwrap().ns, by_hand);
-    // Trunks of half a byte a nanosecond have each for 8192 ns: once on its way, however many trunks
-    // of that rate it crosses. Those of the second tier are twice as fast.
+    // Trunks of half a byte a nanosecond have each for 8192 ns: once on its way, however many
+    // trunks of that rate it crosses. Those of the second tier are twice as fast.
     let slower = 3 * (8_192 - 4_196);
     assert_eq!(two_tiers(4.0).run(&chain).unwrap().ns, by_hand + slower);
 }

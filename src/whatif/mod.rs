@@ -29,7 +29,6 @@
 //! Source: Zhang et al., "Is Network the Bottleneck of Distributed Training?", NetAI 2020. Nothing
 //! here runs: a prediction is a pure function. Read first: `predict.rs`.
 
-mod additions;
 mod chrome;
 #[cfg(test)]
 mod chrome_tests;
@@ -53,7 +52,7 @@ mod text;
 mod timeline;
 mod trace;
 
-pub use additions::Additions;
+pub use crate::cost::Additions;
 pub use plan::{FlushRule, PlannedFlush};
 pub use predict::{LimitedBy, Members, Prediction, WhatIf};
 pub use trace::{Gradient, Trace};

@@ -1,8 +1,8 @@
 //! [`WhatIf`] and [`Prediction`]: the time of a step of training on a network.
 
-use super::additions::Additions;
 use super::plan::{FlushRule, PlannedFlush};
 use super::trace::Trace;
+use crate::cost::Additions;
 use crate::error::{Error, Result};
 use crate::fusion::FusionOptions;
 

@@ -1,8 +1,8 @@
 //! Predictions beside the published ones, and beside the formula in whole numbers.
 
-use super::additions::Additions;
 use super::predict::{LimitedBy, Members, WhatIf};
 use super::trace::{Gradient, Trace};
+use crate::cost::Additions;
 use crate::fusion::FusionOptions;
 use crate::prng::Prng;
 use crate::types::DataType;

@@ -2,9 +2,9 @@
 //!
 //! One thread steps up to thousands of ranks through a modelled network: latency, bandwidth, cost
 //! per message and congestion of ports ([`Link`]) and of trunks between switches ([`Tier`]), and,
-//! drawn from a seed, jitter, reordering, loss with retransmission, and duplicates. Ranks can be killed, and groups
-//! partitioned and healed. The ranks see an ordinary [`Transport`](super::Transport): what they do
-//! is the production code.
+//! drawn from a seed, jitter, reordering, loss with retransmission, and duplicates. Ranks can be
+//! killed, and groups partitioned and healed. The ranks see an ordinary
+//! [`Transport`](super::Transport): what they do is the production code.
 //!
 //! It is a reliable transport over an unreliable wire: losses cost time and duplicates are
 //! filtered, so every clause of the contract holds whatever the seed. What it deliberately does not

@@ -1,9 +1,10 @@
 //! [`Port`]: what serialises bytes, and so models congestion; and [`Fate`], what the wire does to a
 //! packet.
 //!
-//! A port is a queue in time: a packet holds it for `per_message + bytes / bandwidth`. Small packets pass between the
-//! packets of a large message, as they do on a wire with a 4 KiB MTU: they wait only for other
-//! small ones, and large ones wait for everything. No capacity is lost or gained by that.
+//! A port is a queue in time: a packet holds it for `per_message + bytes / bandwidth`. Small
+//! packets pass between the packets of a large message, as they do on a wire with a 4 KiB MTU: they
+//! wait only for other small ones, and large ones wait for everything. No capacity is lost or
+//! gained by that.
 
 use super::options::Link;
 

@@ -1,6 +1,6 @@
-//! What a world consists of: the queue of happenings, the ports between
-//! ranks, and per rank its connections, operations, regions and unread events. What happens to them is in `posting.rs`, `wire.rs` and
-//! `connection.rs`.
+//! What a world consists of: the queue of happenings, the ports between ranks, and per rank its
+//! connections, operations, regions and unread events. What happens to them is in `posting.rs`,
+//! `wire.rs` and `connection.rs`.
 
 use super::matching::{Channel, Matcher, Receive};
 use super::options::{SimOptions, Statistics};

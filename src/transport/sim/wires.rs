@@ -1,9 +1,10 @@
 //! [`Wires`]: the ports and trunks between ranks, and how long a packet takes through them.
 //!
-//! A rank sends and receives over ports (full duplex): those of its NIC, which ranks of its host may
-//! share, those of the link inside of its host, and those of its own loopback. Between NICs of
-//! different switches a packet also crosses trunks. A trunk delays a packet only by what is in front
-//! of it and could not pass meanwhile: packets of several NICs share a trunk as their MTUs do.
+//! A rank sends and receives over ports (full duplex): those of its NIC, which ranks of its host
+//! may share, those of the link inside of its host, and those of its own loopback. Between NICs of
+//! different switches a packet also crosses trunks. A trunk delays a packet only by what is in
+//! front of it and could not pass meanwhile: packets of several NICs share a trunk as their MTUs
+//! do.
 
 use super::options::{Class, Link, SimOptions, Tier};
 use super::ports::{Port, is_small};
@@ -204,8 +205,8 @@ impl Wires {
         one.port.reserve(now, hold_ns, is_small(bytes))
     }
 
-    /// The first byte leaves at `now`: returns by how much the trunks of the route delay the packet.
-    /// `hold_ns`: how long its port takes for it.
+    /// The first byte leaves at `now`: returns by how much the trunks of the route delay the
+    /// packet. `hold_ns`: how long its port takes for it.
     pub(crate) fn cross(
         &mut self,
         (from, to): (Rank, Rank),

@@ -1,5 +1,5 @@
-//! `linerate sim`: how long a collective, or a step of training, takes on a fabric of up to thousands
-//! of GPUs, in virtual time, and what the time goes to.
+//! `linerate sim`: how long a collective, or a step of training, takes on a fabric of up to
+//! thousands of GPUs, in virtual time, and what the time goes to.
 //!
 //! Nothing is measured. The fabric is [`linerate::sim::Fabric`], built in or from a TOML file. Read
 //! first: [`run`], then `document.rs`.

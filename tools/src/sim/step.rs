@@ -1,5 +1,5 @@
-//! [`Step`]: a step of training on a fabric. Gradients are fused by linerate's rule, and the flushes
-//! are reduced one after another while the backward pass goes on.
+//! [`Step`]: a step of training on a fabric. Gradients are fused by linerate's rule, and the
+//! flushes are reduced one after another while the backward pass goes on.
 
 use super::SimArgs;
 use super::document::Row;
