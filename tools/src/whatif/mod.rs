@@ -92,9 +92,9 @@ pub struct WhatIfArgs {
     /// Say which bandwidth, compression or latency reaches this scaling factor
     #[arg(long, value_name = "FACTOR")]
     pub what_reaches: Option<f64>,
-    /// Replay the trace on this host, over tcp with each bandwidth and over shared memory, and print
-    /// how far predictions are off; 2 and 4 ranks, 0.1 to 10 Gbit/s and inf by default. Wants the
-    /// machine for itself
+    /// Replay the trace on this host, over tcp with each bandwidth and over shared memory, and
+    /// print how far predictions are off; 2 and 4 ranks, 0.1 to 10 Gbit/s and inf by default. Wants
+    /// the machine for itself
     #[arg(long, conflicts_with_all = ["compression", "count", "gpus_per_server", "inside", "latency_us", "link_share", "operation_us", "cycle_us", "slowing", "additions", "mode", "what_reaches"])]
     pub validate: bool,
     /// Steps of each replay; below 1 Gbit/s at most 3
