@@ -236,6 +236,7 @@ impl Range {
     }
 
     /// Whether some count exists for which both ranges share an element (never wrongly false).
+    #[inline]
     pub fn may_overlap(&self, other: &Range) -> bool {
         if self.buffer != other.buffer {
             return false;
@@ -255,6 +256,7 @@ impl Range {
     }
 
     /// Whether every element of `other` is in this range, for every count (never wrongly true).
+    #[inline]
     pub fn covers(&self, other: &Range) -> bool {
         if self.buffer != other.buffer || self.origin != other.origin {
             return false;

@@ -5,9 +5,10 @@ use super::fabric::Fabric;
 use super::machine::Run;
 use super::path::{self, PathPart};
 use super::tasks::{ELEMENT_BYTES, Kind, Tasks};
-use crate::collective::{self, BARRIER_SLOTS};
+use crate::collective::{self, BARRIER_SLOTS, Request};
 use crate::error::{Error, Result};
 use crate::limits::CHUNK_BYTES_DEFAULT;
+use crate::schedule::Schedule;
 use crate::transport::sim::{Carried, Wires};
 use crate::types::{Collective, Rank};
 
@@ -137,11 +138,16 @@ impl Fabric {
                 "algorithm {name} is for ranks of one host that map each other's memory"
             )));
         }
-        let mut request = self.request(call.collective, &options, 0, call.root);
+        let request = self.request(call.collective, &options, 0, call.root);
         request.check()?;
-        let schedules = (0..call.ranks).map(|rank| {
-            request.rank = rank;
-            (algorithm.build)(&request)
+        let ranks: Vec<Rank> = (0..call.ranks).collect();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let schedules = ranks.chunks(threads).flat_map(|some| {
+            let of = |rank| Request {
+                rank,
+                ..request.clone()
+            };
+            build_together(some.iter().map(|&rank| of(rank)), algorithm.build)
         });
         let slots = match call.collective {
             Collective::Barrier => &BARRIER_SLOTS[..],
@@ -160,6 +166,22 @@ impl Fabric {
             path: path::walk(&run),
         })
     }
+}
+
+/// The schedules of some ranks, each by a thread: of thousands of ranks they take most of the time.
+fn build_together(
+    requests: impl Iterator<Item = Request>,
+    build: fn(&Request) -> Schedule,
+) -> Vec<Schedule> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = requests
+            .map(|request| scope.spawn(move || build(&request)))
+            .collect();
+        let built = threads.into_iter().map(|thread| thread.join());
+        built
+            .map(|built| built.expect("a builder panicked"))
+            .collect()
+    })
 }
 
 /// How much links and processors are used.
