@@ -355,8 +355,13 @@ impl Fabric {
             return refuse("background", &self.background, "0 to below 1");
         }
         for (at, slow) in self.slow_ranks.iter().enumerate() {
+            let name = |field| format!("slow_ranks[{at}].{field}");
+            if slow.rank >= ranks {
+                let allowed = format!("below {ranks}, the number of ranks");
+                return refuse(&name("rank"), &slow.rank, &allowed);
+            }
             if !(1.0..=1e6).contains(&slow.times) {
-                return refuse(&format!("slow_ranks[{at}].times"), &slow.times, "1 to 1e6");
+                return refuse(&name("times"), &slow.times, "1 to 1e6");
             }
         }
         let rates = [

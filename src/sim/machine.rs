@@ -5,7 +5,7 @@ use super::fabric::Fabric;
 use super::tasks::{Kind, NONE, Task, Tasks};
 use crate::cost::Additions;
 use crate::engine::PIECE_BYTES;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::transport::sim::{Carried, Route, Wires};
 use crate::types::Rank;
@@ -23,6 +23,16 @@ enum Leg {
     Data,
     /// The bytes of a long message that its receiver has asked for.
     Asked,
+}
+
+impl Leg {
+    /// Bytes that follow their announcement at once pay no latency: it has paid that.
+    fn latency_ns(self, route: &Route) -> u64 {
+        match self {
+            Leg::Data => 0,
+            Leg::Whole | Leg::Announce | Leg::Asked => route.latency_ns,
+        }
+    }
 }
 
 /// Something that happens to a task at a known time.
@@ -88,16 +98,11 @@ pub(super) struct Run {
 }
 
 impl Run {
+    /// All tasks before their beginning, on a fabric that was checked for these ranks.
     pub(super) fn new(fabric: &Fabric, tasks: Tasks, wires: Wires, ranks: u32) -> Result<Run> {
         let mut slowness = vec![1.0; ranks as usize];
         for slow in &fabric.slow_ranks {
-            let Some(own) = slowness.get_mut(slow.rank as usize) else {
-                return Err(Error::invalid(format!(
-                    "fabric {}: slow_ranks has rank {}: there are {ranks} ranks",
-                    fabric.name, slow.rank
-                )));
-            };
-            *own = slow.times;
+            slowness[slow.rank as usize] = slow.times;
         }
         let state = State {
             begun_ns: 0,
@@ -232,6 +237,8 @@ impl Run {
     fn work_of(&self, own: &Task) -> (u64, u64) {
         let (ns, bytes) = match own.kind {
             Kind::Nothing => (0.0, 0),
+            // A part of a short vector may have no elements.
+            Kind::Add if own.bytes == 0 => (0.0, 0),
             Kind::Send | Kind::Receive => (self.message_ns as f64, 0),
             Kind::Copy => (f64::from(own.bytes) * self.copied_ns, u64::from(own.bytes)),
             Kind::Add => {
@@ -259,12 +266,8 @@ impl Run {
                 let (sent_ns, bytes) = self.hold_of(task, leg, &route);
                 let delay_ns = (self.wires).cross((from, to), &route, self.now, (sent_ns, bytes));
                 self.note(task, leg, 1, delay_ns);
-                let latency_ns = if leg == Leg::Data {
-                    0
-                } else {
-                    route.latency_ns
-                };
-                self.schedule(self.now + delay_ns + latency_ns, task, Event::Arrive(leg));
+                let arrival = self.now + delay_ns + leg.latency_ns(&route);
+                self.schedule(arrival, task, Event::Arrive(leg));
             }
             Event::Arrive(leg) => {
                 let (_, _, route) = self.route(task);
@@ -317,12 +320,7 @@ impl Run {
         if route.has_trunks() {
             return self.schedule(begin, task, Event::Cross(leg));
         }
-        let latency_ns = if leg == Leg::Data {
-            0
-        } else {
-            route.latency_ns
-        };
-        self.schedule(begin + latency_ns, task, Event::Arrive(leg));
+        self.schedule(begin + leg.latency_ns(&route), task, Event::Arrive(leg));
     }
 
     fn deliver(&mut self, task: u32, leg: Leg) {

@@ -4,12 +4,13 @@
 use super::machine::Run;
 use super::tasks::{Kind, NONE};
 use crate::types::Rank;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// A part of the longest chain of events.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PathPart {
-    /// What takes the time, for people: "bytes on the wire", "waits for NICs to send".
+    /// What takes the time, for people: "bytes between hosts", "waits to send".
     pub what: &'static str,
     /// Nanoseconds.
     pub ns: u64,

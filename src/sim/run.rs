@@ -11,6 +11,7 @@ use crate::limits::CHUNK_BYTES_DEFAULT;
 use crate::schedule::Schedule;
 use crate::transport::sim::{Carried, Wires};
 use crate::types::{Collective, Rank};
+use serde::Serialize;
 
 /// Chunks of a buffer, at most.
 const CHUNKS_MAX: u64 = 1 << 20;
@@ -49,7 +50,7 @@ pub struct FabricTimes {
 }
 
 /// How much of the time links or processors of one kind are used.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Use {
     /// The kind, for people: "NICs", "links inside of hosts", "trunks of tier 0", "ranks".
     pub what: String,

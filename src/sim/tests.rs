@@ -187,7 +187,7 @@ fn what_no_fabric_can_be_is_refused_by_name() {
                     times: 2.0,
                 })
             },
-            "slow_ranks has rank 8: there are 8 ranks",
+            "slow_ranks[0].rank is 8: below 8",
         ),
         (
             |f| {

@@ -3,7 +3,7 @@
 use super::step::Step;
 use super::{Level, SimArgs};
 use crate::bench::sweep::bus_factor;
-use linerate::sim::{Fabric, FabricCall, FabricTimes};
+use linerate::sim::{Fabric, FabricCall, FabricTimes, PathPart, Use};
 use serde::Serialize;
 
 /// Everything that was simulated.
@@ -34,30 +34,9 @@ pub struct Row {
     pub busbw: f64,
     pub messages: u64,
     /// How much links and processors are used.
-    pub uses: Vec<Used>,
+    pub uses: Vec<Use>,
     /// What the time goes to.
-    pub path: Vec<Part>,
-}
-
-/// How much of the time links or processors of one kind are used.
-#[derive(Clone, Debug, Serialize)]
-pub struct Used {
-    pub what: String,
-    pub count: u64,
-    pub bytes: u64,
-    pub mean: f64,
-    pub most: f64,
-    pub busiest: String,
-}
-
-/// A part of the longest chain of events.
-#[derive(Clone, Debug, Serialize)]
-pub struct Part {
-    pub what: String,
-    pub us: f64,
-    pub share: f64,
-    pub most_at: Option<String>,
-    pub most_us: Option<f64>,
+    pub path: Vec<PathPart>,
 }
 
 impl Document {
@@ -94,25 +73,8 @@ impl Row {
             algbw,
             busbw: algbw * bus_factor(call.collective, call.ranks),
             messages: times.messages,
-            uses: (times.uses.iter())
-                .map(|of| Used {
-                    what: of.what.clone(),
-                    count: of.count,
-                    bytes: of.bytes,
-                    mean: of.mean,
-                    most: of.most,
-                    busiest: of.busiest.clone(),
-                })
-                .collect(),
-            path: (times.path.iter())
-                .map(|part| Part {
-                    what: part.what.into(),
-                    us: part.ns as f64 / 1e3,
-                    share: part.share,
-                    most_at: part.most.as_ref().map(|most| most.0.clone()),
-                    most_us: part.most.as_ref().map(|most| most.1 as f64 / 1e3),
-                })
-                .collect(),
+            uses: times.uses.clone(),
+            path: times.path.clone(),
         }
     }
 }

@@ -105,16 +105,17 @@ fn why(row: &Row) -> Vec<String> {
     }));
     lines.push("# the longest chain of events:".into());
     lines.extend(row.path.iter().map(|part| {
-        let most = match (&part.most_at, part.most_us) {
-            (Some(at), Some(us)) if us < part.us => format!("; most at {at}, {us:.3} us"),
-            (Some(at), _) => format!("; at {at}"),
-            (None, _) => String::new(),
+        let us = |ns: u64| ns as f64 / 1e3;
+        let most = match &part.most {
+            Some((at, ns)) if *ns < part.ns => format!("; most at {at}, {:.3} us", us(*ns)),
+            Some((at, _)) => format!("; at {at}"),
+            None => String::new(),
         };
         format!(
             "# {:>5.1} %  {} ({:.3} us{most})",
             100.0 * part.share,
             part.what,
-            part.us
+            us(part.ns)
         )
     }));
     lines

@@ -107,11 +107,16 @@ fn measure(
     };
     let short = seconds(SHORT_BYTES, "")?;
     let long = seconds(long_bytes, if is_slow { " -n 3 -w 1" } else { " -n 10" })?;
+    if long <= short {
+        return Err(format!(
+            "{transport}, {ranks} ranks: an allreduce of {long_bytes} bytes took {long} s, one of {SHORT_BYTES} bytes {short} s; is the machine busy? Run it again"
+        ));
+    }
     let others = f64::from(ranks) - 1.0;
     let bits = 16.0 * (long_bytes - SHORT_BYTES) as f64 * others / f64::from(ranks);
     let whatif = WhatIf {
         gpus: ranks,
-        bits_per_second: bits / (long - short).max(f64::MIN_POSITIVE),
+        bits_per_second: bits / (long - short),
         operation_us: short * 1e6,
         // What was measured has them.
         additions: Additions::free(),
