@@ -7,7 +7,7 @@ use super::event::Event;
 use super::horovod::Horovod;
 use super::profiler::Profile;
 use super::timeline::Timeline;
-use super::trace::Trace;
+use super::trace::{Trace, shown};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::cell::Cell;
 use std::fmt;
@@ -54,6 +54,8 @@ struct Readers {
     profile: Profile,
     horovod: Horovod,
     timeline: Timeline,
+    /// The first GPU that the file names.
+    machine: String,
 }
 
 /// Reads a trace; the error says what is wrong with which event or line.
@@ -83,7 +85,11 @@ pub fn parse(name: &str, from: impl Read) -> Result<Trace, String> {
         )),
         Err(cause) => return Err(cause.to_string()),
     }
-    readers.trace(name, notes)
+    let machine = std::mem::take(&mut readers.machine);
+    Ok(Trace {
+        machine,
+        ..readers.trace(name, notes)?
+    })
 }
 
 impl Readers {
@@ -156,6 +162,10 @@ impl<'de> Visitor<'de> for Document<'_> {
                     readers: &mut *self.readers,
                     of_event: self.of_event,
                 })?,
+                "deviceProperties" => {
+                    let devices: serde_json::Value = fields.next_value()?;
+                    self.readers.machine = shown(devices[0]["name"].as_str().unwrap_or_default());
+                }
                 _ => drop(fields.next_value::<IgnoredAny>()?),
             }
         }

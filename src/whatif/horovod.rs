@@ -187,6 +187,7 @@ impl Horovod {
         ));
         let trace = steps::mean(name, all, notes)?;
         let mut trace = trace.ok_or("no step has a gradient")?;
+        trace.source = "Horovod".into();
         if trace.batch_ms.is_none() {
             let missing = "no time of a step: two steps are needed, and the end of each allreduce";
             trace.notes.push(missing.into());
@@ -223,7 +224,11 @@ impl Horovod {
         let step_us = next
             .zip(end)
             .map(|(next, end)| (next - begin - (end - last)).max(0.0));
-        Step { gradients, step_us }
+        Step {
+            gradients,
+            step_us,
+            forward_us: None,
+        }
     }
 }
 

@@ -51,7 +51,9 @@ impl Trace {
                 gradients: text::parse_text(lines).map_err(Error::invalid)?,
                 batch_ms: Some(batch_ms),
                 steps: 1,
-                notes: Vec::new(),
+                source: "Zhang et al., NetAI 2020".into(),
+                machine: "NVIDIA V100".into(),
+                ..Trace::default()
             });
         }
         let unreadable = |cause| {
@@ -100,6 +102,7 @@ fn read(name: &str, from: impl Read) -> std::result::Result<Trace, String> {
             name: name.into(),
             gradients: text::parse_bytes(&bytes)?,
             steps: 1,
+            source: "text".into(),
             ..Trace::default()
         }
     };

@@ -23,17 +23,23 @@
 //! ([`Trace::plan`]). Of a flush of `S` bytes among `N` members a link carries `2 S (N - 1) / N`
 //! bytes, and a GPU makes `N - 1` additions of `S / N` bytes. Communication does not slow the
 //! computation, and all GPUs have their gradients at the same time. With the defaults of [`WhatIf`]
-//! this is the published model. Its fields `operation_us`, `cycle_us` and `slowing` add what that
-//! model leaves out.
+//! this is the published model. Its fields `operation_us`, `cycle_us`, `slowing`, `spread` and
+//! `packing_bytes_per_second` add what that model leaves out, and [`WhatIf::fit`] finds the first of
+//! them from measured scaling factors. [`Algorithm`] says what else than a ring is priced.
 //!
 //! Source: Zhang et al., "Is Network the Bottleneck of Distributed Training?", NetAI 2020. Nothing
 //! here runs: a prediction is a pure function. Read first: `predict.rs`.
 
+mod algorithm;
+#[cfg(test)]
+mod algorithm_tests;
+mod check;
 mod chrome;
 #[cfg(test)]
 mod chrome_tests;
 mod communication;
 mod event;
+mod fit;
 mod horovod;
 #[cfg(test)]
 mod horovod_tests;
@@ -42,17 +48,23 @@ mod plan;
 mod predict;
 #[cfg(test)]
 mod predict_tests;
+mod price;
 mod profiler;
 #[cfg(test)]
 mod profiler_tests;
 mod reach;
+mod slowed;
 mod spans;
+mod step;
 mod steps;
+mod stragglers;
 mod text;
 mod timeline;
 mod trace;
 
 pub use crate::cost::Additions;
+pub use algorithm::Algorithm;
+pub use fit::{Fit, Fitted, Measured, Overhead};
 pub use plan::{FlushRule, PlannedFlush};
 pub use predict::{LimitedBy, Members, Prediction, WhatIf};
 pub use trace::{Gradient, Trace};

@@ -166,6 +166,7 @@ impl Profile {
         let mut trace = trace.ok_or(
             "no gradient lies in a step: call profiler.step() after each step, within the profile",
         )?;
+        trace.source = "torch.profiler".into();
         if trace.batch_ms.is_none() {
             let missing = "no time of a step: call profiler.step() after each one";
             trace.notes.push(missing.into());
@@ -250,9 +251,12 @@ impl Profile {
             |all: &Measured| all.all(group.begin, start) + all.all(last, group.end.max(last));
         let taken = measured.map_or(0.0, outside) + starting(last);
         let step_us = (group.end - group.begin - taken).max(0.0);
+        let before = measured.map_or(0.0, |all| all.all(group.begin, start));
+        let forward_us = (start - group.begin - before).clamp(0.0, step_us);
         let step = Step {
             gradients,
             step_us: group.is_marked.then_some(step_us),
+            forward_us: group.is_marked.then_some(forward_us),
         };
         (step, taken)
     }

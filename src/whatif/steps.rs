@@ -27,6 +27,15 @@ pub struct Step {
     pub gradients: Vec<Ready>,
     /// Microseconds of the step without communication.
     pub step_us: Option<f64>,
+    /// Microseconds of its forward pass.
+    pub forward_us: Option<f64>,
+}
+
+impl Step {
+    fn backward_us(&self) -> Option<f64> {
+        let ready = self.gradients.iter().map(|gradient| gradient.ready_us);
+        ready.reduce(f64::max)
+    }
 }
 
 /// The mean of the steps whose gradients most have; `None` if no step has gradients.
@@ -100,12 +109,41 @@ pub fn mean(
             ));
         }
     }
-    let batch_us = times.iter().sum::<f64>() / times.len().max(1) as f64;
+    let batch_us = mean_of(&times);
+    let forward: Vec<f64> = alike
+        .iter()
+        .filter_map(|(_, step)| step.forward_us)
+        .collect();
+    // Steps whose time is not known are compared by their backward passes.
+    let compared: Vec<f64> = match times.len() == alike.len() {
+        true => times.clone(),
+        false => alike
+            .iter()
+            .filter_map(|(_, step)| step.backward_us())
+            .collect(),
+    };
     Ok(Some(Trace {
         name: name.into(),
         gradients: gradients.into_iter().map(|(_, _, one)| one).collect(),
         batch_ms: (!times.is_empty()).then_some(batch_us / 1e3),
+        forward_ms: (!forward.is_empty()).then(|| mean_of(&forward) / 1e3),
         steps: alike.len() as u32,
+        spread: spread_of(&compared),
         notes,
+        ..Trace::default()
     }))
+}
+
+fn mean_of(times: &[f64]) -> f64 {
+    times.iter().sum::<f64>() / times.len().max(1) as f64
+}
+
+/// The standard deviation as a share of the mean; 0 of fewer than two.
+fn spread_of(times: &[f64]) -> f64 {
+    let mean = mean_of(times);
+    if times.len() < 2 || mean <= 0.0 {
+        return 0.0;
+    }
+    let squares = times.iter().map(|time| (time - mean).powi(2));
+    (squares.sum::<f64>() / (times.len() - 1) as f64).sqrt() / mean
 }

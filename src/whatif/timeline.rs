@@ -86,10 +86,15 @@ impl Timeline {
             all.push(Step {
                 gradients: gradients.iter().enumerate().map(ready).collect(),
                 step_us: batch_ms.filter(|ms| *ms >= 0.0).map(|ms| ms * 1e3),
+                forward_us: None,
             });
         }
         let trace = steps::mean(name, all, notes)?;
-        trace.ok_or_else(|| format!("no gradient of rank {number} lies in a span 'backward N'"))
+        let outside = || format!("no gradient of rank {number} lies in a span 'backward N'");
+        Ok(Trace {
+            source: "linerate replay".into(),
+            ..trace.ok_or_else(outside)?
+        })
     }
 }
 

@@ -32,8 +32,16 @@ pub struct Trace {
     /// Time of a step without communication, in ms, where it was measured: forward pass, backward
     /// pass and update.
     pub batch_ms: Option<f64>,
+    /// Time of a forward pass in ms, where it was measured.
+    pub forward_ms: Option<f64>,
     /// Steps of which these are the means.
     pub steps: u32,
+    /// Standard deviation of the times of these steps, as a share of their mean; 0 of one step.
+    pub spread: f64,
+    /// What wrote the trace, such as `torch.profiler`.
+    pub source: String,
+    /// The GPU or processor, where the trace names it.
+    pub machine: String,
     /// What was guessed, or left out, when the trace was read.
     pub notes: Vec<String>,
 }
@@ -55,6 +63,12 @@ impl Trace {
         self.gradients.iter().map(|g| g.wait_us).sum()
     }
 
+    /// Milliseconds of a forward pass: as measured, or else what the backward pass leaves of a step.
+    pub fn forward_ms(&self) -> f64 {
+        let left = (self.step_ms() - self.backward_us() / 1e3).max(0.0);
+        self.forward_ms.unwrap_or(left)
+    }
+
     /// Sum of all lengths in bytes.
     pub fn bytes(&self) -> u64 {
         self.gradients.iter().map(|g| g.bytes).sum()
@@ -66,6 +80,7 @@ impl Trace {
             gradient.wait_us *= factor;
         }
         self.batch_ms = self.batch_ms.map(|ms| ms * factor);
+        self.forward_ms = self.forward_ms.map(|ms| ms * factor);
         self
     }
 }

@@ -99,7 +99,14 @@ pub fn build(document: &Document) -> Result<Vec<Chart>, String> {
         }
         "whatif" => {
             let model = text("model").unwrap_or("whatif");
-            vec![svg::chart(model, &rows(document, "results")?)]
+            let fit = document.fields.get("fit");
+            let points = fit.and_then(|fit| fit.get("points"));
+            let measured = match points {
+                Some(points) => serde_json::from_value(points.clone())
+                    .map_err(|cause| format!("'fit': {cause}"))?,
+                None => Vec::new(),
+            };
+            vec![svg::chart(model, &rows(document, "results")?, &measured)]
         }
         _ => Vec::new(),
     };

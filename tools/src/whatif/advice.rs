@@ -2,8 +2,9 @@
 //!
 //! Every claim has the predicted number behind it.
 
+use super::errors::Known;
 use linerate::Result;
-use linerate::whatif::{Additions, FlushRule, LimitedBy, Trace, WhatIf};
+use linerate::whatif::{Additions, Algorithm, FlushRule, LimitedBy, Trace, WhatIf};
 
 /// By how much a bandwidth or a compression is tried to be better.
 const TIMES: f64 = 4.0;
@@ -13,19 +14,25 @@ const NAMED_MAX: usize = 3;
 const GAIN_MIN: f64 = 0.001;
 
 /// The paragraph for a number of GPUs and a compression, and these bandwidths in Gbit/s.
-pub fn build(trace: &Trace, whatif: &WhatIf, gbits: &[f64], target: f64) -> Result<String> {
+pub fn build(
+    trace: &Trace,
+    whatif: &WhatIf,
+    (gbits, known): (&[f64], &Known),
+    target: f64,
+) -> Result<String> {
     let least = whatif.least_bits_per_second(trace, target)?;
     let least_gbit = least.map_or(f64::INFINITY, |bits| bits / 1e9);
-    let whatif = super::at(whatif, chosen(gbits, least_gbit));
+    let whatif = super::at(whatif, chosen(gbits, least_gbit), known);
     let predicted = whatif.predict(trace)?;
     let factor = predicted.scaling_factor;
     let is_bottleneck = match predicted.limited_by {
         LimitedBy::Computation | LimitedBy::Additions => false,
         LimitedBy::Operations | LimitedBy::Slowing => false,
+        LimitedBy::Packing | LimitedBy::Stragglers => false,
         LimitedBy::Wire | LimitedBy::InsideServers | LimitedBy::Latency => factor < target,
     };
     let mut text = format!(
-        "Your network is {}the bottleneck at {} Gbit/s with {} GPUs{}: communication adds {:.2} ms to a step of {:.2} ms, a scaling factor of {factor:.4}.",
+        "Your network is {}the bottleneck at {} Gbit/s with {} GPUs{}{}: communication adds {:.2} ms to a step of {:.2} ms, a scaling factor of {factor:.4} ({:.4} to {:.4}).",
         if is_bottleneck { "" } else { "not " },
         whatif.bits_per_second / 1e9,
         whatif.gpus,
@@ -33,8 +40,14 @@ pub fn build(trace: &Trace, whatif: &WhatIf, gbits: &[f64], target: f64) -> Resu
             true => format!(" and a compression of {}", whatif.compression),
             false => String::new(),
         },
+        match whatif.algorithm {
+            Algorithm::Ring => String::new(),
+            _ => format!(" by {}", whatif.algorithm),
+        },
         predicted.overhead_ms,
         predicted.batch_ms,
+        predicted.low,
+        predicted.high,
     );
     if predicted.limited_by != LimitedBy::Computation {
         text += &format!(" Most of that is {}.", what(predicted.limited_by));
@@ -81,7 +94,9 @@ fn what(limit: LimitedBy) -> &'static str {
         LimitedBy::Latency => "the latency of messages",
         LimitedBy::Additions => "the time of additions on the GPUs",
         LimitedBy::Operations => "the time of operations besides their bytes",
+        LimitedBy::Packing => "packing and compressing gradients",
         LimitedBy::Slowing => "the computation, which communication slows",
+        LimitedBy::Stragglers => "waiting for the slowest GPU",
     }
 }
 
@@ -134,6 +149,20 @@ fn candidates(whatif: &WhatIf) -> Vec<(String, WhatIf)> {
             },
         ),
         (
+            "packing that takes no time".into(),
+            WhatIf {
+                packing_bytes_per_second: f64::INFINITY,
+                ..whatif.clone()
+            },
+        ),
+        (
+            "GPUs that are all equally fast".into(),
+            WhatIf {
+                spread: 0.0,
+                ..whatif.clone()
+            },
+        ),
+        (
             "additions that take no time".into(),
             WhatIf {
                 additions: Additions::free(),
@@ -160,7 +189,8 @@ mod tests {
 
     fn advice(gbits: &[f64]) -> String {
         let trace = Trace::load("resnet50").unwrap();
-        build(&trace, &WhatIf::default(), gbits, 0.95).unwrap()
+        let known = Known::exact();
+        build(&trace, &WhatIf::default(), (gbits, &known), 0.95).unwrap()
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The JSON document of `whatif`.
 
+use super::errors::Known;
+use super::fit;
 use super::validate::Validation;
 use linerate::Result;
 use linerate::whatif::{FlushRule, Members, Trace, WhatIf};
@@ -23,12 +25,23 @@ pub struct Document {
     pub operation_us: f64,
     pub cycle_us: f64,
     pub slowing: f64,
+    /// Gbit/s at which gradients are packed and compressed; `null`: in no time.
+    pub packing_gbps: f64,
+    pub adds_compressed: bool,
+    pub wire_dtype: Option<&'static str>,
+    /// Standard deviation of computing times as a share, and where that is known from.
+    pub spread: f64,
+    /// What measured steps took, divided by what was predicted: the least, the most, and of how many
+    /// points of this host that is known; 0: it is assumed.
+    pub errors: Known,
     /// Steps of which the gradients are means, and what was guessed or left out.
     pub steps: u32,
     pub notes: Vec<String>,
     pub results: Vec<Entry>,
     /// A paragraph for each number of GPUs and compression.
     pub advice: Vec<String>,
+    /// What `--measured` found; `null` without it.
+    pub fit: Option<fit::Report>,
     /// What `--validate` found; `null` without it, and `results` is empty with it.
     pub validation: Option<Validation>,
 }
@@ -42,12 +55,15 @@ pub struct Entry {
     pub bandwidth_gbps: f64,
     pub latency_us: f64,
     pub compression: f64,
-    pub algorithm: &'static str,
+    pub algorithm: String,
     pub flushes: usize,
     pub t_back_ms: f64,
     pub t_sync_ms: f64,
     pub overhead_ms: f64,
     pub scaling_factor: f64,
+    /// Between which factors it is likely to be.
+    pub low: f64,
+    pub high: f64,
     pub link_utilisation: f64,
     pub limited_by: &'static str,
     /// What reaches the scaling factor that was asked for.
@@ -65,7 +81,7 @@ pub struct Reached {
 
 impl Document {
     /// A document without results yet.
-    pub fn new(trace: &Trace, base: &WhatIf) -> Document {
+    pub fn new(trace: &Trace, base: &WhatIf, errors: Known) -> Document {
         let backward_ms = trace.backward_us() / 1e3;
         Document {
             version: env!("CARGO_PKG_VERSION"),
@@ -85,10 +101,16 @@ impl Document {
             operation_us: base.operation_us,
             cycle_us: base.cycle_us,
             slowing: base.slowing,
+            packing_gbps: base.packing_bytes_per_second * 8e-9,
+            adds_compressed: base.adds_compressed,
+            wire_dtype: base.wire_dtype.map(|dtype| dtype.name()),
+            spread: base.spread,
+            errors,
             steps: trace.steps,
             notes: trace.notes.clone(),
             results: Vec::new(),
             advice: Vec::new(),
+            fit: None,
             validation: None,
         }
     }
@@ -110,12 +132,14 @@ impl Entry {
             bandwidth_gbps: whatif.bits_per_second / 1e9,
             latency_us: whatif.latency_us,
             compression: whatif.compression,
-            algorithm: "ring",
+            algorithm: whatif.algorithm.to_string(),
             flushes: predicted.flushes,
             t_back_ms: predicted.backward_ms,
             t_sync_ms: predicted.sync_ms,
             overhead_ms: predicted.overhead_ms,
             scaling_factor: predicted.scaling_factor,
+            low: predicted.low,
+            high: predicted.high,
             link_utilisation: predicted.link_utilisation,
             limited_by: predicted.limited_by.name(),
             reached: reached.transpose()?,

@@ -6,6 +6,8 @@
 
 mod advice;
 mod document;
+mod errors;
+pub mod fit;
 mod print;
 pub mod svg;
 mod validate;
@@ -13,7 +15,9 @@ mod validate;
 use crate::trace::TraceFlags;
 use clap::{Args, ValueEnum};
 use document::{Document, Entry};
-use linerate::whatif::{Additions, Members, WhatIf};
+use errors::Known;
+use linerate::DataType;
+use linerate::whatif::{Additions, Algorithm, Members, WhatIf};
 use linerate_job::ending::{self, FAILED, USAGE};
 use linerate_job::{output, settings};
 use std::path::{Path, PathBuf};
@@ -59,6 +63,16 @@ pub struct WhatIfArgs {
         value_name = "RATIO,..."
     )]
     pub compression: Vec<f64>,
+    /// How gradients are reduced, separated by commas: ring (the published model); auto, tree,
+    /// hierarchical, rabenseifner, recursive-doubling (schedules of linerate); oktopk:DENSITY;
+    /// partial:SHARE of the GPUs that are waited for; ps:SERVERS; switchml; bytescheduler[:BYTES]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "ring",
+        value_name = "NAME,..."
+    )]
+    pub algo: Vec<Algorithm>,
     /// Who has a link of its own
     #[arg(long, value_enum, default_value = "gpus")]
     pub count: CountBy,
@@ -83,6 +97,19 @@ pub struct WhatIfArgs {
     /// By how much communication slows computation while both run: 0.25 makes 4 ms of it 5 ms
     #[arg(long, default_value_t = 0.0, value_name = "PART")]
     pub slowing: f64,
+    /// Gbit/s at which a GPU packs and compresses gradients, before a flush is sent and again after;
+    /// inf: it takes no time
+    #[arg(long, default_value = "inf", value_name = "GBIT", value_parser = gbit)]
+    pub packing: f64,
+    /// Additions are of compressed gradients too
+    #[arg(long)]
+    pub adds_compressed: bool,
+    /// Type as which gradients are sent and added, such as bf16; default: their own
+    #[arg(long, value_name = "TYPE")]
+    pub wire_dtype: Option<DataType>,
+    /// Standard deviation of the time that a GPU computes for a step, as a share of that time
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
+    pub spread: f64,
     /// How long a GPU takes to add: v100 (measured), none, or a file of lines "bytes,seconds"
     #[arg(long, default_value = "v100", value_name = "v100|none|FILE")]
     pub additions: String,
@@ -92,10 +119,14 @@ pub struct WhatIfArgs {
     /// Say which bandwidth, compression or latency reaches this scaling factor
     #[arg(long, value_name = "FACTOR")]
     pub what_reaches: Option<f64>,
+    /// Measured scaling factors, from a file of lines "Gbit/s,servers,factor" (with --count gpus:
+    /// "Gbit/s,GPUs,factor"): find the overheads that explain them, and predict with these
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["link_share", "operation_us", "slowing"])]
+    pub measured: Option<PathBuf>,
     /// Replay the trace on this host, over tcp with each bandwidth and over shared memory, and
     /// print how far predictions are off; 2 and 4 ranks, 0.1 to 10 Gbit/s and inf by default. Wants
     /// the machine for itself
-    #[arg(long, conflicts_with_all = ["compression", "count", "gpus_per_server", "inside", "latency_us", "link_share", "operation_us", "cycle_us", "slowing", "additions", "mode", "what_reaches"])]
+    #[arg(long, conflicts_with_all = ["compression", "algo", "measured", "packing", "adds_compressed", "wire_dtype", "spread", "count", "gpus_per_server", "inside", "latency_us", "link_share", "operation_us", "cycle_us", "slowing", "additions", "mode", "what_reaches"])]
     pub validate: bool,
     /// Steps of each replay; below 1 Gbit/s at most 3
     #[arg(long, default_value_t = 20, requires = "validate", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -138,7 +169,9 @@ pub fn run(args: &WhatIfArgs) -> ExitCode {
 fn draw(target: &Path, document: &Document) -> Result<(), String> {
     let rows = serde_json::to_value(&document.results).and_then(serde_json::from_value);
     let rows: Vec<svg::Row> = rows.map_err(|cause| format!("--svg: {cause}"))?;
-    output::write_document("--svg", target, &svg::chart(&document.model, &rows).svg())
+    let measured = document.fit.as_ref().map_or(&[][..], |fit| &fit.points);
+    let chart = svg::chart(&document.model, &rows, measured);
+    output::write_document("--svg", target, &chart.svg())
 }
 
 /// Everything that is predicted. The error says what is wrong with the arguments.
@@ -146,14 +179,21 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
     output::check_targets(&[("--json", &args.json), ("--svg", &args.svg)])?;
     let text = |error: linerate::Error| error.to_string();
     let trace = args.trace.load(1.0)?;
-    let base = base(args)?;
-    let rows = args.workers.len() * args.bandwidth.len() * args.compression.len();
+    let known = Known::load(&trace.name)?;
+    let mut base = base(args)?;
+    let rows = [args.workers.len(), args.bandwidth.len(), args.algo.len()];
+    let rows = rows.into_iter().product::<usize>() * args.compression.len();
     if rows > ROWS_MAX {
         return Err(format!(
-            "{rows} combinations of --workers, --bandwidth and --compression: at most {ROWS_MAX}"
+            "{rows} combinations of --workers, --bandwidth, --compression and --algo: at most {ROWS_MAX}"
         ));
     }
-    let mut document = Document::new(&trace, &base);
+    let found = match &args.measured {
+        Some(file) => Some(fit::run(args, file, &trace, &mut base)?),
+        None => None,
+    };
+    let mut document = Document::new(&trace, &base, known);
+    document.fit = found;
     if args.validate {
         if let Some(rank) = settings::launched_rank() {
             return Err(format!(
@@ -161,30 +201,34 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
             ));
         }
         document.mode = "linerate";
-        document.validation = Some(validate::run(args, &trace)?);
+        document.validation = Some(validate::run(args, &trace, &known)?);
         return Ok(document);
     }
     for &gpus in &args.workers {
-        for &compression in &args.compression {
+        let rest = args.compression.iter();
+        let rest = rest.flat_map(|ratio| args.algo.iter().map(move |algo| (*ratio, algo)));
+        for (compression, algorithm) in rest {
             let whatif = WhatIf {
                 gpus,
                 compression,
+                algorithm: algorithm.clone(),
                 ..base.clone()
             };
             for &gbit in &args.bandwidth {
-                let entry = Entry::new(&trace, &at(&whatif, gbit), args.what_reaches);
+                let entry = Entry::new(&trace, &at(&whatif, gbit, &known), args.what_reaches);
                 document.results.push(entry.map_err(text)?);
             }
             let target = args.what_reaches.unwrap_or(GOOD_FACTOR);
-            let advice = advice::build(&trace, &whatif, &args.bandwidth, target);
+            let advice = advice::build(&trace, &whatif, (&args.bandwidth, &known), target);
             document.advice.push(advice.map_err(text)?);
         }
     }
     Ok(document)
 }
 
-fn at(whatif: &WhatIf, gbit: f64) -> WhatIf {
+fn at(whatif: &WhatIf, gbit: f64, known: &Known) -> WhatIf {
     WhatIf {
+        errors: known.at(gbit),
         bits_per_second: gbit * 1e9,
         ..whatif.clone()
     }
@@ -206,6 +250,10 @@ fn base(args: &WhatIfArgs) -> Result<WhatIf, String> {
         operation_us: args.operation_us,
         cycle_us: args.cycle_us,
         slowing: args.slowing,
+        packing_bytes_per_second: args.packing * 1e9 / 8.0,
+        adds_compressed: args.adds_compressed,
+        wire_dtype: args.wire_dtype,
+        spread: args.spread,
         additions: additions(&args.additions)?,
         rule: args.mode.into(),
         fusion: args.trace.fusion(),

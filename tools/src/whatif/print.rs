@@ -1,6 +1,8 @@
 //! The text of `whatif`: a table, and the paragraphs under it.
 
 use super::document::{Document, Entry};
+use super::errors::{Between, Known};
+use super::fit::Report;
 use super::validate::Validation;
 
 /// Everything.
@@ -22,28 +24,32 @@ pub fn text(document: &Document) -> String {
             document.batch_ms
         ),
         format!(
-            "# predicted, nothing is measured: ring allreduce; fusion as {}, {} bytes, {} ms; {:.0} % of each link is reached",
+            "# predicted, nothing is measured: fusion as {}, {} bytes, {} ms; {:.0} % of each link is reached",
             document.mode,
             document.fusion_bytes,
             document.fusion_age_ms,
             100.0 * document.link_share
         ),
         format!(
-            "{:>6} {:>7} {:>10} {:>11} {:>7} {:>10} {:>11} {:>7} {:>6}  limited by",
+            "{:>6} {:>7} {:>10} {:>11} {:<14} {:>7} {:>10} {:>11} {:>7} {:>7} {:>7} {:>6}  limited by",
             "GPUs",
             "servers",
             "Gbit/s",
             "compression",
+            "algorithm",
             "flushes",
             "sync_ms",
             "overhead_ms",
             "scaling",
+            "low",
+            "high",
             "link"
         ),
     ];
+    lines.insert(2, intervals(&document.errors));
     if document.operation_us + document.cycle_us + document.slowing > 0.0 {
         let line = format!(
-            "# overheads: {} us of each operation, cycles of {} us; communication slows computation by {} while both run",
+            "# overheads: {:.1} us of each operation, cycles of {} us; communication slows computation by {:.3} while both run",
             document.operation_us, document.cycle_us, document.slowing
         );
         lines.insert(2, line);
@@ -67,11 +73,72 @@ pub fn text(document: &Document) -> String {
         ));
         lines.extend(reached);
     }
+    if let Some(fit) = &document.fit {
+        lines.extend(fitted(fit));
+    }
     for advice in &document.advice {
         lines.push(String::new());
         lines.push(advice.clone());
     }
     lines.join("\n") + "\n"
+}
+
+/// Where the intervals come from.
+fn intervals(known: &Known) -> String {
+    let of = |what: &str, between: &Between| {
+        let from = match between.points {
+            0 => "assumed".into(),
+            points => format!("of {points} points on this host"),
+        };
+        format!(
+            "{:.2} to {:.2} times ({from}) {what}",
+            between.least, between.most
+        )
+    };
+    format!(
+        "# low and high: a step takes {}, {}; --validate measures that",
+        of("up to 2.5 Gbit/s", &known.slow),
+        of("above", &known.fast)
+    )
+}
+
+/// What `--measured` found.
+fn fitted(fit: &Report) -> Vec<String> {
+    let mut lines = vec![
+        String::new(),
+        "# overheads that explain the measured scaling factors".into(),
+        format!(
+            "{:<34} {:>12} {:>12} {:>12} {:>9}",
+            "overhead", "fitted", "uncertainty", "alone", "explains"
+        ),
+    ];
+    lines.extend(fit.overheads.iter().map(|one| {
+        format!(
+            "{:<34} {:>12.4} {:>12.4} {:>12.4} {:>8.0}%",
+            one.name,
+            one.value,
+            one.uncertainty,
+            one.alone,
+            100.0 * one.explains
+        )
+    }));
+    lines.push(format!(
+        "{:>10} {:>6} {:>9} {:>9} {:>13} {:>9}",
+        "Gbit/s", "GPUs", "measured", "ideal", "when left out", "error"
+    ));
+    lines.extend(fit.points.iter().map(|point| {
+        format!(
+            "{:>10} {:>6} {:>9.4} {:>9.4} {:>13.4} {:>+9.4}",
+            point.bandwidth_gbps,
+            point.n,
+            point.measured,
+            point.ideal,
+            point.left_out,
+            point.left_out - point.measured
+        )
+    }));
+    lines.push(fit.verdict.clone());
+    lines
 }
 
 /// The table of errors.
@@ -83,13 +150,15 @@ fn validated(document: &Document, validation: &Validation) -> String {
         ),
         "# predicted from an allreduce that bench measured; measured by a replay that sleeps while a GPU would compute".into(),
         format!(
-            "{:>9} {:>5} {:>8} {:>10} {:>12} {:>12} {:>11} {:>11} {:>11} {:>8}  limited by",
+            "{:>9} {:>5} {:>8} {:>11} {:>12} {:>12} {:>11} {:>11} {:>11} {:>11} {:>11} {:>8}  limited by",
             "transport",
             "ranks",
             "Gbit/s",
             "link Gbit/s",
             "operation us",
             "predicted_ms",
+            "low_ms",
+            "high_ms",
             "median_ms",
             "p10_ms",
             "p90_ms",
@@ -99,12 +168,14 @@ fn validated(document: &Document, validation: &Validation) -> String {
     for point in &validation.points {
         let gbit = point.bandwidth_gbps.map_or("inf".into(), |g| g.to_string());
         lines.push(format!(
-            "{:>9} {:>5} {gbit:>8} {:>11.3} {:>12.1} {:>12.3} {:>11.3} {:>11.3} {:>11.3} {:>+7.1}%  {}",
+            "{:>9} {:>5} {gbit:>8} {:>11.3} {:>12.1} {:>12.3} {:>11.3} {:>11.3} {:>11.3} {:>11.3} {:>11.3} {:>+7.1}%  {}",
             point.transport,
             point.ranks,
             point.link_gbps,
             point.operation_us,
             point.predicted_ms,
+            point.low_ms,
+            point.high_ms,
             point.measured_ms,
             point.measured_p10_ms,
             point.measured_p90_ms,
@@ -118,20 +189,32 @@ fn validated(document: &Document, validation: &Validation) -> String {
         shown(validation.median_error_link_percent),
         shown(validation.median_error_other_percent)
     ));
+    lines.push(format!(
+        "# inside of their intervals: {} of {}; an interval's end is {:.2} times its start (median)",
+        validation.inside,
+        validation.points.len(),
+        validation.median_width
+    ));
+    if let Some(place) = &validation.stored {
+        lines.push(format!("# stored in {place} for predictions on this host"));
+    }
     lines.join("\n") + "\n"
 }
 
 fn row(entry: &Entry) -> String {
     let servers = entry.servers.map_or("-".into(), |count| count.to_string());
     format!(
-        "{:>6} {servers:>7} {:>10} {:>11} {:>7} {:>10.3} {:>11.3} {:>7.4} {:>5.0}%  {}",
+        "{:>6} {servers:>7} {:>10} {:>11} {:<14} {:>7} {:>10.3} {:>11.3} {:>7.4} {:>7.4} {:>7.4} {:>5.0}%  {}",
         entry.n,
         entry.bandwidth_gbps,
         entry.compression,
+        entry.algorithm,
         entry.flushes,
         entry.t_sync_ms,
         entry.overhead_ms,
         entry.scaling_factor,
+        entry.low,
+        entry.high,
         100.0 * entry.link_utilisation,
         entry.limited_by
     )

@@ -1,7 +1,8 @@
 //! The plot of `whatif`: the scaling factor over what has several values, one line for each
 //! combination of the rest.
 
-use linerate_job::plot::{Axis, Chart, Point, Scale, group};
+use super::fit::Point as Measured;
+use linerate_job::plot::{Axis, Chart, Point, Scale, Series, group};
 use serde::Deserialize;
 
 /// What a plot needs of a row of the document, by the names that the document has.
@@ -60,9 +61,9 @@ impl Row {
     }
 }
 
-/// The plot of these rows. On the x axis is the bandwidth, unless only compression or only workers
+/// The plot of these rows, with measured factors beside them. On the x axis is the bandwidth, unless only compression or only workers
 /// have several values.
-pub fn chart(model: &str, rows: &[Row]) -> Chart {
+pub fn chart(model: &str, rows: &[Row], measured: &[Measured]) -> Chart {
     let has_several = |of: &dyn Fn(&Row) -> f64| rows.iter().any(|row| of(row) != of(&rows[0]));
     let orders = [Over::Bandwidth, Over::Compression, Over::Workers];
     let over = orders
@@ -78,7 +79,7 @@ pub fn chart(model: &str, rows: &[Row]) -> Chart {
         (row.parts(over), point)
     });
     let has_interval = |point: &Point| point.interval.is_some();
-    let (in_common, series) = group(points, "predicted");
+    let (in_common, mut series) = group(points, "predicted");
     let x = match over {
         Over::Bandwidth => "bandwidth, Gbit/s",
         Over::Compression => "compression",
@@ -88,6 +89,18 @@ pub fn chart(model: &str, rows: &[Row]) -> Chart {
         true => "scaling factor (bars: where it may lie)",
         false => "scaling factor",
     };
+    let measured = measured.iter().filter_map(|one| match over {
+        Over::Bandwidth => Some((one.bandwidth_gbps, one.measured)),
+        Over::Workers => Some((f64::from(one.n), one.measured)),
+        Over::Compression => None,
+    });
+    let measured = Series {
+        is_joined: false,
+        ..Series::line("measured", measured)
+    };
+    if !measured.points.is_empty() {
+        series.push(measured);
+    }
     Chart {
         title: format!("Predicted scaling of {model}: {in_common}"),
         x: Axis::new(Scale::Log, x),
@@ -119,7 +132,7 @@ mod tests {
     #[test]
     fn bandwidth_comes_first_then_compression_then_workers() {
         let rows = [row(8, 10.0, 1.0), row(8, 1.0, 1.0), row(64, 10.0, 1.0)];
-        let of = chart("vgg16", &rows);
+        let of = chart("vgg16", &rows, &[]);
         assert_eq!(of.x.label, "bandwidth, Gbit/s");
         assert_eq!(of.title, "Predicted scaling of vgg16: compression 1, ring");
         assert_eq!(names(&of), ["8 GPUs", "64 GPUs"]);
@@ -127,13 +140,14 @@ mod tests {
         assert_eq!(x, [1.0, 10.0]);
 
         let rows = [row(8, 10.0, 1.0), row(8, 10.0, 4.0), row(64, 10.0, 4.0)];
-        let of = chart("vgg16", &rows);
+        let of = chart("vgg16", &rows, &[]);
         assert_eq!(of.x.label, "compression");
         assert_eq!(names(&of), ["8 GPUs", "64 GPUs"]);
 
         let of = chart(
             "vgg16",
             &[row(8, f64::INFINITY, 1.0), row(64, f64::INFINITY, 1.0)],
+            &[],
         );
         assert_eq!(
             (&*of.x.label, &*of.title),
@@ -147,14 +161,30 @@ mod tests {
     }
 
     #[test]
+    fn measured_factors_stand_alone_beside_the_lines() {
+        let measured = Measured {
+            bandwidth_gbps: 10.0,
+            n: 8,
+            measured: 0.4,
+            ideal: 0.5,
+            left_out: 0.41,
+        };
+        let rows = [row(8, 10.0, 1.0), row(8, 1.0, 1.0)];
+        let of = chart("vgg16", &rows, &[measured]);
+        let last = of.series.last().unwrap();
+        assert_eq!((&*last.name, last.is_joined), ("measured", false));
+        assert_eq!(last.points, [Point::from((10.0, 0.4))]);
+    }
+
+    #[test]
     fn an_interval_needs_both_ends() {
         let row = Row {
             high: Some(0.6),
             ..row(8, 10.0, 1.0)
         };
-        let of = chart("vgg16", &[row]);
+        let of = chart("vgg16", &[row], &[]);
         assert_eq!(of.series[0].points[0].interval, Some((0.4, 0.6)));
         assert_eq!(of.y.label, "scaling factor (bars: where it may lie)");
-        assert!(chart("vgg16", &[]).series.is_empty());
+        assert!(chart("vgg16", &[], &[]).series.is_empty());
     }
 }

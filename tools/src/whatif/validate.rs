@@ -6,21 +6,26 @@
 //! [`run`].
 
 use super::WhatIfArgs;
+use super::errors::{self, Found, Known, SLOW_GBIT_MAX};
 use crate::bench::statistics;
 use linerate::whatif::{Additions, FlushRule, LimitedBy, Trace, WhatIf};
 use linerate_job::output;
 use serde::Serialize;
 use serde_json::Value;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// Below this a replay has few steps, as each takes seconds.
 const SLOW_GBIT: f64 = 1.0;
 /// Steps of a replay over a slow network, at most.
 const SLOW_STEPS_MAX: u32 = 3;
-/// Up to this bandwidth a step that waits for its bytes counts as limited by the link.
-const LINK_GBIT_MAX: f64 = 2.5;
-/// Bytes of the long allreduce over a slow network, and over others.
-const LONG_BYTES: (u64, u64) = (4 << 20, 16 << 20);
+/// Bytes of the long allreduce over a slow network; over others it is the longest flush, within
+/// these bounds.
+const SLOW_BYTES: u64 = 4 << 20;
+const LONG_BYTES: (u64, u64) = (1 << 20, 64 << 20);
+/// Bytes that a rank copies to find out how fast it does.
+const COPIED_BYTES: usize = 64 << 20;
+const COPIES: u32 = 3;
 /// Bytes of the short one.
 const SHORT_BYTES: u64 = 8;
 
@@ -32,6 +37,12 @@ pub struct Validation {
     pub median_error_link_percent: Option<f64>,
     /// In percent, of all others; `null`: there are none.
     pub median_error_other_percent: Option<f64>,
+    /// Points whose measured median is inside of the predicted interval.
+    pub inside: usize,
+    /// The end of an interval divided by its start.
+    pub median_width: f64,
+    /// The file that later predictions take their intervals from.
+    pub stored: Option<String>,
 }
 
 /// One prediction and one replay.
@@ -44,7 +55,11 @@ pub struct Point {
     /// What `bench` measured: Gbit/s of each rank's link, and microseconds of an operation.
     pub link_gbps: f64,
     pub operation_us: f64,
+    /// Gbit/s at which each rank copies, and so packs gradients.
+    pub packing_gbps: f64,
     pub predicted_ms: f64,
+    pub low_ms: f64,
+    pub high_ms: f64,
     pub steps: usize,
     /// Times of the replayed steps.
     pub measured_p10_ms: f64,
@@ -56,7 +71,7 @@ pub struct Point {
 }
 
 /// Measures and predicts all points: `tcp` at each bandwidth, and `shm` if one of them is infinite.
-pub fn run(args: &WhatIfArgs, trace: &Trace) -> Result<Validation, String> {
+pub fn run(args: &WhatIfArgs, trace: &Trace, known: &Known) -> Result<Validation, String> {
     let mut wanted = Vec::new();
     for &ranks in &args.workers {
         for &gbit in &args.bandwidth {
@@ -73,15 +88,22 @@ pub fn run(args: &WhatIfArgs, trace: &Trace) -> Result<Validation, String> {
             at + 1,
             wanted.len()
         ));
-        points.push(measure(args, trace, (transport, ranks, gbit))?);
+        points.push(measure(args, trace, known, (transport, ranks, gbit))?);
     }
+    let stored = errors::store(&trace.name, points.iter().map(Point::found).collect())?;
     let median_of = |is_link: bool| {
         let points = points.iter().filter(|p| p.is_limited_by_link == is_link);
         let mut errors: Vec<f64> = points.map(|p| p.error_percent.abs()).collect();
         errors.sort_by(f64::total_cmp);
         (!errors.is_empty()).then(|| statistics::percentile(&errors, 500))
     };
+    let is_inside = |p: &&Point| (p.low_ms..=p.high_ms).contains(&p.measured_ms);
+    let mut widths: Vec<f64> = points.iter().map(|p| p.high_ms / p.low_ms).collect();
+    widths.sort_by(f64::total_cmp);
     Ok(Validation {
+        inside: points.iter().filter(is_inside).count(),
+        median_width: statistics::percentile(&widths, 500),
+        stored: stored.map(|place| place.display().to_string()),
         median_error_link_percent: median_of(true),
         median_error_other_percent: median_of(false),
         points,
@@ -92,12 +114,19 @@ pub fn run(args: &WhatIfArgs, trace: &Trace) -> Result<Validation, String> {
 fn measure(
     args: &WhatIfArgs,
     trace: &Trace,
+    known: &Known,
     (transport, ranks, gbit): (&'static str, u32, f64),
 ) -> Result<Point, String> {
     let pace = gbit.is_finite().then(|| format!("{gbit}gbit"));
     let start = |words: &[String]| start(words, transport, ranks, pace.as_deref());
     let is_slow = gbit < SLOW_GBIT;
-    let long_bytes = if is_slow { LONG_BYTES.0 } else { LONG_BYTES.1 };
+    let plan = trace.plan(FlushRule::Linerate, &args.trace.fusion());
+    let plan = plan.map_err(|error| error.to_string())?;
+    let longest = plan.iter().map(|flush| flush.bytes).max().unwrap_or(0);
+    let long_bytes = match is_slow {
+        true => SLOW_BYTES,
+        false => longest.clamp(LONG_BYTES.0, LONG_BYTES.1),
+    };
     let seconds = |bytes: u64, how: &str| {
         let line =
             format!("bench allreduce -b {bytes} -e {bytes} --placement in-place --check 0{how}");
@@ -120,6 +149,8 @@ fn measure(
         operation_us: short * 1e6,
         // What was measured has them.
         additions: Additions::free(),
+        packing_bytes_per_second: copied_bytes_per_second(ranks),
+        errors: known.at(gbit),
         rule: FlushRule::Linerate,
         fusion: args.trace.fusion(),
         ..WhatIf::default()
@@ -154,14 +185,47 @@ fn measure(
         bandwidth_gbps: gbit.is_finite().then_some(gbit),
         link_gbps: whatif.bits_per_second / 1e9,
         operation_us: whatif.operation_us,
+        packing_gbps: whatif.packing_bytes_per_second * 8e-9,
         predicted_ms,
+        low_ms: predicted.batch_ms / predicted.high,
+        high_ms: predicted.batch_ms / predicted.low,
         steps: times.len(),
         measured_p10_ms: statistics::percentile(&times, 100),
         measured_ms,
         measured_p90_ms: statistics::percentile(&times, 900),
         error_percent: 100.0 * (predicted_ms / measured_ms - 1.0),
-        is_limited_by_link: gbit <= LINK_GBIT_MAX && predicted.limited_by == LimitedBy::Wire,
+        is_limited_by_link: gbit <= SLOW_GBIT_MAX && predicted.limited_by == LimitedBy::Wire,
     })
+}
+
+impl Point {
+    fn found(&self) -> Found {
+        Found {
+            bandwidth_gbps: self.bandwidth_gbps,
+            measured_to_predicted: self.measured_ms / self.predicted_ms,
+        }
+    }
+}
+
+/// How fast a rank copies while all others do too.
+fn copied_bytes_per_second(ranks: u32) -> f64 {
+    let copy = || {
+        let from = vec![1u8; COPIED_BYTES];
+        let mut to = vec![0u8; COPIED_BYTES];
+        let start = Instant::now();
+        for _ in 0..COPIES {
+            to.copy_from_slice(std::hint::black_box(&from));
+            std::hint::black_box(&mut to);
+        }
+        start.elapsed().as_secs_f64()
+    };
+    let seconds: Vec<f64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|_| scope.spawn(copy)).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended.map(|ended| ended.expect("a copy panicked")).collect()
+    });
+    let slowest = seconds.into_iter().fold(0.0, f64::max);
+    f64::from(COPIES) * COPIED_BYTES as f64 / slowest
 }
 
 /// Runs this command and gives its JSON document.
