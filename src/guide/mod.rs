@@ -7,6 +7,7 @@
 //! | look up a `LINERATE_` variable | [`settings`] |
 //! | measure, launch or diagnose with the `linerate` command | [`commands`] |
 //! | make a job faster | [`tuning`] |
+//! | know whether the network is the bottleneck, and what another one would do | [`network`] |
 //! | use RDMA NICs, or RDMA without a NIC | [`verbs`] |
 //! | not wait for slow ranks | [`partial`] |
 //! | train with a parameter server | [`server`] |
@@ -27,6 +28,10 @@ pub mod settings {
 
 pub mod commands {
     #![doc = include_str!("commands.md")]
+}
+
+pub mod network {
+    #![doc = include_str!("network.md")]
 }
 
 pub mod verbs {

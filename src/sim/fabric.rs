@@ -8,6 +8,7 @@ use crate::limits::RANKS_MAX;
 use crate::types::{Collective, Rank};
 use serde::{Deserialize, Serialize};
 use std::fmt::Display;
+use std::str::FromStr;
 
 /// A fabric. All its hosts are alike, but for NICs and ranks that are named as slow. Rank `r` is a
 /// GPU of host `r / gpus_per_host`.
@@ -101,6 +102,23 @@ impl AddTime {
             AddTime::None => Ok(Additions::free()),
             AddTime::V100 => Ok(Additions::v100()),
             AddTime::Gbytes(rate) => Additions::measured(vec![(0.0, 0.0), (1e9, 1.0 / rate)]),
+        }
+    }
+}
+
+impl FromStr for Fabric {
+    type Err = Error;
+
+    /// The fabric of [`Fabric::named`], or one in JSON: an object with some of the fields, of which
+    /// the others are as by default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: it is neither; the text names the place in the JSON.
+    fn from_str(text: &str) -> Result<Fabric> {
+        match text.trim_start().starts_with('{') {
+            true => serde_json::from_str(text)
+                .map_err(|cause| Error::invalid(format!("a fabric in JSON: {cause}"))),
+            false => Fabric::named(text),
         }
     }
 }

@@ -32,6 +32,35 @@ fn used<'t>(times: &'t FabricTimes, what: &str) -> &'t Use {
 }
 
 #[test]
+fn a_fabric_is_a_name_or_json() {
+    assert_eq!(
+        "200g".parse::<Fabric>().unwrap(),
+        Fabric::named("200g").unwrap()
+    );
+    let given: Fabric = r#"{"gpus_per_host": 8, "nics_per_host": 2, "work": {"copy_gbytes": 20}}"#
+        .parse()
+        .unwrap();
+    let expected = Fabric {
+        gpus_per_host: 8,
+        nics_per_host: 2,
+        work: LocalWork {
+            copy_gbytes: Some(20.0),
+            ..LocalWork::default()
+        },
+        ..Fabric::default()
+    };
+    assert_eq!(given, expected);
+    for (text, named) in [
+        ("300g", "fabric '300g' is not known"),
+        (r#"{"gpus": 8}"#, "a fabric in JSON: unknown field `gpus`"),
+        ("{", "a fabric in JSON: "),
+    ] {
+        let error = text.parse::<Fabric>().unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
+    }
+}
+
+#[test]
 fn a_chain_through_two_tiers_takes_what_its_hops_take() {
     let chain = call(Collective::Broadcast, "chain", 8, 4096);
     // A port has each message for 100 + 4096 ns. Ranks 0 to 7 are one after another below the same

@@ -279,6 +279,45 @@ fn intervals_come_from_the_spread_of_steps_and_known_errors() {
 }
 
 #[test]
+fn a_trace_that_no_file_could_have_is_refused() {
+    let with = |change: &dyn Fn(&mut Trace)| {
+        let mut trace = two_gradients();
+        change(&mut trace);
+        let error = base(Algorithm::Ring).predict(&trace).unwrap_err();
+        error.to_string()
+    };
+    for (error, named) in [
+        (
+            with(&|t| t.gradients[1].wait_us = f64::NAN),
+            "gradient 1 comes NaN us",
+        ),
+        (
+            with(&|t| t.gradients[0].wait_us = -1.0),
+            "gradient 0 comes -1 us",
+        ),
+        (
+            with(&|t| t.gradients[1].bytes = 6),
+            "gradient 1 has 6 bytes",
+        ),
+        (
+            with(&|t| t.gradients[1].bytes = u64::MAX - 3),
+            "gradient 1 has",
+        ),
+        (
+            with(&|t| t.batch_ms = Some(f64::INFINITY)),
+            "the time of a step in ms is inf",
+        ),
+        (
+            with(&|t| t.forward_ms = Some(-2.0)),
+            "forward pass in ms is -2",
+        ),
+        (with(&|t| t.spread = f64::NAN), "steps is NaN"),
+    ] {
+        assert!(error.contains(named), "{error}");
+    }
+}
+
+#[test]
 fn one_gpu_has_no_overhead_whatever_the_algorithm() {
     for text in [
         "auto",

@@ -1,5 +1,6 @@
 //! [`Trace`]: when the gradients of a model are ready in its backward pass, and their sizes.
 
+use crate::error::{Error, Result};
 use crate::types::DataType;
 
 /// Bytes of one gradient, at most: 1 TiB, far above any GPU.
@@ -72,6 +73,36 @@ impl Trace {
     /// Sum of all lengths in bytes.
     pub fn bytes(&self) -> u64 {
         self.gradients.iter().map(|g| g.bytes).sum()
+    }
+
+    /// Refuses what no reader of files makes, but a caller may.
+    pub(super) fn check(&self) -> Result<()> {
+        for (at, gradient) in self.gradients.iter().enumerate() {
+            let (wait_us, bytes) = (gradient.wait_us, gradient.bytes);
+            if !(0.0..=WAIT_US_MAX).contains(&wait_us) {
+                return Err(Error::invalid(format!(
+                    "gradient {at} comes {wait_us} us after the one before; allowed: 0 to {WAIT_US_MAX:e}"
+                )));
+            }
+            let size = gradient.dtype.size_bytes() as u64;
+            if bytes > TENSOR_BYTES_MAX || !bytes.is_multiple_of(size) {
+                return Err(Error::invalid(format!(
+                    "gradient {at} has {bytes} bytes; allowed: elements of {size} bytes, and {TENSOR_BYTES_MAX} bytes at most"
+                )));
+            }
+        }
+        for (what, value) in [
+            ("the time of a step in ms", self.step_ms()),
+            ("the time of a forward pass in ms", self.forward_ms()),
+            ("the spread of the trace's steps", self.spread),
+        ] {
+            if !(0.0..=WAIT_US_MAX).contains(&value) {
+                return Err(Error::invalid(format!(
+                    "{what} is {value}; allowed: 0 to {WAIT_US_MAX:e}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// This trace with all times multiplied.

@@ -40,7 +40,7 @@
 /**
  * Minor version of the binary interface: it grows with each function, constant or field.
  */
-#define LINERATE_ABI_MINOR 4
+#define LINERATE_ABI_MINOR 5
 
 /**
  * A limit that does not end.
@@ -317,6 +317,51 @@
  * Every rank: a receive from it takes the message that comes first. As a source: not known.
  */
 #define LINERATE_ANY_RANK UINT32_MAX
+
+/**
+ * Communication adds less than 1 % to a step.
+ */
+#define LINERATE_LIMITED_BY_COMPUTATION 0
+
+/**
+ * Bytes on the links between GPUs or servers.
+ */
+#define LINERATE_LIMITED_BY_WIRE 1
+
+/**
+ * Bytes on the links inside of servers.
+ */
+#define LINERATE_LIMITED_BY_INSIDE 2
+
+/**
+ * Latencies of messages.
+ */
+#define LINERATE_LIMITED_BY_LATENCY 3
+
+/**
+ * Additions.
+ */
+#define LINERATE_LIMITED_BY_ADDITIONS 4
+
+/**
+ * Packing and compressing gradients.
+ */
+#define LINERATE_LIMITED_BY_PACKING 5
+
+/**
+ * What each allreduce takes besides, and the wait for a cycle.
+ */
+#define LINERATE_LIMITED_BY_OPERATIONS 6
+
+/**
+ * The computation, which communication slows.
+ */
+#define LINERATE_LIMITED_BY_SLOWING 7
+
+/**
+ * GPUs that compute longer than others.
+ */
+#define LINERATE_LIMITED_BY_STRAGGLERS 8
 
 /**
  * The reduction of all inputs, on every rank.
@@ -1265,6 +1310,280 @@ typedef struct linerate_message {
    */
   uint64_t user;
 } linerate_message;
+
+/**
+ * One gradient of a backward pass.
+ */
+typedef struct linerate_gradient {
+  /**
+   * sizeof(linerate_gradient).
+   */
+  uint64_t size;
+  /**
+   * Microseconds since the gradient before was ready; of the first since the backward pass
+   * began.
+   */
+  double wait_us;
+  /**
+   * Its bytes, a whole number of elements.
+   */
+  uint64_t bytes;
+  /**
+   * LINERATE_F32, ...
+   */
+  uint32_t dtype;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} linerate_gradient;
+
+/**
+ * What a trace says of a step. Zero is not known.
+ */
+typedef struct linerate_step {
+  /**
+   * sizeof(linerate_step).
+   */
+  uint64_t size;
+  /**
+   * Milliseconds of a step without communication; 0: 1.5 times the backward pass.
+   */
+  double step_ms;
+  /**
+   * Milliseconds of its forward pass; 0: what the backward pass leaves of a step.
+   */
+  double forward_ms;
+  /**
+   * Standard deviation of the times of the steps, as a share of their mean.
+   */
+  double spread;
+  /**
+   * Steps of which the gradients are means; 0: one.
+   */
+  uint64_t steps;
+} linerate_step;
+
+/**
+ * GPUs, their network, and how gradients are put together. Zero everywhere but `size` and `gpus`
+ * is the published model (Zhang et al., NetAI 2020) at 100 Gbit/s.
+ */
+typedef struct linerate_whatif {
+  /**
+   * sizeof(linerate_whatif).
+   */
+  uint64_t size;
+  /**
+   * GPUs that train together, from 1.
+   */
+  uint32_t gpus;
+  /**
+   * GPUs that share a link; 0: each has one of its own.
+   */
+  uint32_t gpus_per_server;
+  /**
+   * Gbit/s of a link; 0: 100; infinity: it takes no time.
+   */
+  double gbit;
+  /**
+   * Gbit/s of a GPU's link inside of its server; 0: it takes no time.
+   */
+  double inside_gbit;
+  /**
+   * Microseconds from sending to receiving a message.
+   */
+  double latency_us;
+  /**
+   * By how much gradients are shorter on the link; 0: 1, which is not at all.
+   */
+  double compression;
+  /**
+   * Share of the link that the transport reaches; 0: 1, which is all of it.
+   */
+  double link_share;
+  /**
+   * Microseconds that each allreduce takes besides its bytes.
+   */
+  double operation_us;
+  /**
+   * Microseconds between two looks at what is ready.
+   */
+  double cycle_us;
+  /**
+   * By how much communication slows computation while both run.
+   */
+  double slowing;
+  /**
+   * Standard deviation of the time that a GPU computes for a step, as a share of that time.
+   */
+  double spread;
+  /**
+   * Gbit/s at which a GPU packs and compresses gradients; 0: it takes no time.
+   */
+  double packing_gbit;
+  /**
+   * GB/s at which a GPU adds a vector to another; 0: as measured on one V100; infinity: it takes
+   * no time.
+   */
+  double adding_gbytes;
+  /**
+   * What measured steps took divided by what was predicted of them, the least and the most; 0: 1,
+   * which is that no error is known.
+   */
+  double error_least;
+  /**
+   * See `error_least`.
+   */
+  double error_most;
+  /**
+   * "ring", "auto", "tree", "hierarchical", "oktopk:0.01", "partial:0.5", "ps:4", "switchml",
+   * "bytescheduler", ...; NULL: "ring".
+   */
+  const char *algorithm;
+  /**
+   * Bytes of one flush; 0: 64 MiB.
+   */
+  uint64_t fusion_bytes_max;
+  /**
+   * How long a ready gradient waits for others, in nanoseconds; 0: 5 ms.
+   */
+  uint64_t fusion_age_max_ns;
+  /**
+   * The type as which elements are sent and added, LINERATE_BF16, ...; 0: their own.
+   */
+  uint32_t wire_dtype;
+  /**
+   * 1: flushes are those of a fusion buffer of linerate; 0: those of the published simulation.
+   */
+  uint32_t is_fused_as_linerate;
+  /**
+   * 1: additions are of compressed gradients, too.
+   */
+  uint32_t adds_compressed;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} linerate_whatif;
+
+/**
+ * A predicted step of training. Times are milliseconds.
+ */
+typedef struct linerate_prediction {
+  /**
+   * sizeof(linerate_prediction), set by the caller.
+   */
+  uint64_t size;
+  /**
+   * A step on one GPU.
+   */
+  double batch_ms;
+  /**
+   * The backward pass.
+   */
+  double backward_ms;
+  /**
+   * From the start of the backward pass until all gradients are reduced.
+   */
+  double sync_ms;
+  /**
+   * What communication and waiting for slower GPUs add to a step.
+   */
+  double overhead_ms;
+  /**
+   * The time of a step on one GPU, divided by that on all of them.
+   */
+  double scaling_factor;
+  /**
+   * The least factor that is likely.
+   */
+  double low;
+  /**
+   * The largest one.
+   */
+  double high;
+  /**
+   * Share of the step in which a link is busy.
+   */
+  double link_utilisation;
+  /**
+   * Operations of a step.
+   */
+  uint64_t flushes_count;
+  /**
+   * LINERATE_LIMITED_BY_WIRE, ...
+   */
+  uint32_t limited_by;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} linerate_prediction;
+
+/**
+ * A collective on a fabric of GPUs, in virtual time.
+ */
+typedef struct linerate_fabric_call {
+  /**
+   * sizeof(linerate_fabric_call).
+   */
+  uint64_t size;
+  /**
+   * "p3dn", "100g", "200g", "400g", "8x400g" or "oversubscribed"; or a fabric in JSON, such as
+   * {"nic_gbit": 25, "gpus_per_host": 4}.
+   */
+  const char *fabric;
+  /**
+   * LINERATE_ALL_REDUCE, ..., of equal parts.
+   */
+  uint32_t collective;
+  /**
+   * Ranks, one for each GPU.
+   */
+  uint32_t ranks;
+  /**
+   * Bytes of the longest buffer of a rank: the vector, or the parts of all ranks.
+   */
+  uint64_t bytes;
+  /**
+   * Bytes of a chunk; 0: 256 KiB.
+   */
+  uint64_t chunk_bytes;
+  /**
+   * An algorithm; NULL: the one that linerate would choose.
+   */
+  const char *algorithm;
+  /**
+   * Root of rooted collectives.
+   */
+  uint32_t root;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} linerate_fabric_call;
+
+/**
+ * How long a collective takes on a fabric.
+ */
+typedef struct linerate_fabric_times {
+  /**
+   * sizeof(linerate_fabric_times), set by the caller.
+   */
+  uint64_t size;
+  /**
+   * Until the last rank has ended.
+   */
+  uint64_t ns;
+  /**
+   * Messages between ranks.
+   */
+  uint64_t messages;
+  /**
+   * Share of the time in which the NICs are busy, on average.
+   */
+  double nic_use;
+} linerate_fabric_times;
 
 #ifdef __cplusplus
 extern "C" {
@@ -2421,6 +2740,54 @@ int32_t linerate_source(linerate_operation operation, uint32_t *rank);
  * LINERATE_ERROR_FORKED.
  */
 int32_t linerate_cancel_receive(linerate_operation operation);
+
+/**
+ * Reads the gradients of a step of training: `name` is "resnet50", "resnet101" or "vgg16", which
+ * are built in, or a file that torch.profiler, Horovod or `linerate replay --trace-out` has
+ * written. Writes at most `capacity` gradients, and how many there are to `needed`; ask for the
+ * number first, with a capacity of 0. `step` and `needed` may be NULL.
+ *
+ * Threads: any. After fork: as before.
+ *
+ * The caller's promise:
+ * `name` is a string; `gradients` are `capacity` structs, of which the first has its size;
+ * `needed` is writable or NULL; `step` is a struct with its size, or NULL.
+ */
+int32_t linerate_trace_load(const char *name,
+                            struct linerate_gradient *gradients,
+                            uint64_t capacity,
+                            uint64_t *needed,
+                            struct linerate_step *step);
+
+/**
+ * Predicts a step of training with these gradients. `step` may be NULL.
+ *
+ * Threads: any. After fork: as before.
+ *
+ * The caller's promise:
+ * `whatif` and `prediction` are structs with their size; `gradients` are `count` structs; `step` is
+ * a struct or NULL.
+ */
+int32_t linerate_whatif_predict(const struct linerate_whatif *whatif,
+                                const struct linerate_gradient *gradients,
+                                uint64_t count,
+                                const struct linerate_step *step,
+                                struct linerate_prediction *prediction);
+
+/**
+ * Runs a collective on a fabric in virtual time, from its schedules alone. Writes the name of the
+ * algorithm to `algorithm`, cut if `capacity` is too small, always with its 0.
+ *
+ * Threads: any; it uses all cores for a while. After fork: as before.
+ *
+ * The caller's promise:
+ * `call` is a struct with its size, whose texts are strings or NULL; `times` is a struct with its
+ * size, or NULL; `algorithm` has `capacity` bytes.
+ */
+int32_t linerate_fabric_run(const struct linerate_fabric_call *call,
+                            struct linerate_fabric_times *times,
+                            char *algorithm,
+                            uint64_t capacity);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -22,6 +22,7 @@ mod status;
 mod table;
 mod tagged;
 mod tensors;
+mod whatif;
 mod words;
 
 pub use call::{
@@ -56,6 +57,7 @@ pub use tagged::{
     linerate_source,
 };
 pub use tensors::linerate_tensor;
+pub use whatif::*;
 pub use words::*;
 
 /// Major version of the binary interface, which is also in the name of the library. A program runs
@@ -63,7 +65,7 @@ pub use words::*;
 /// of the crate.
 pub const LINERATE_ABI_MAJOR: u32 = 0;
 /// Minor version of the binary interface: it grows with each function, constant or field.
-pub const LINERATE_ABI_MINOR: u32 = 4;
+pub const LINERATE_ABI_MINOR: u32 = 5;
 
 /// The version of the binary interface of the library that runs: 65536 * major + minor. Threads:
 /// any. After fork: as before.

@@ -903,6 +903,81 @@ static void test_abort(linerate_comm comm, int32_t *data) {
     FAILS(LINERATE_ERROR_ABORTED, linerate_failure(comm));
 }
 
+/* Predictions communicate with nobody. */
+static void test_whatif(void) {
+    enum { GRADIENTS = 161 };
+    linerate_gradient gradients[GRADIENTS] = {{0}};
+    linerate_step step = {0};
+    linerate_whatif whatif = {0};
+    linerate_prediction prediction = {0};
+    linerate_fabric_call wanted = {0};
+    linerate_fabric_times times = {0};
+    char name[32];
+    uint64_t count = 0, bytes = 0;
+    uint32_t i;
+
+    step.size = sizeof step;
+    DONE(linerate_trace_load("resnet50", NULL, 0, &count, NULL));
+    HOLDS(count == GRADIENTS);
+    INVALID(linerate_trace_load("resnet50", gradients, GRADIENTS, NULL, &step));
+    gradients[0].size = sizeof gradients[0];
+    DONE(linerate_trace_load("resnet50", gradients, GRADIENTS, NULL, &step));
+    for (i = 0; i < GRADIENTS; i++) {
+        HOLDS(gradients[i].dtype == LINERATE_F32 && gradients[i].size == sizeof gradients[i]);
+        bytes += gradients[i].bytes;
+    }
+    HOLDS(bytes == 102228128 && step.step_ms > 128 && step.step_ms < 129);
+    INVALID(linerate_trace_load(NULL, NULL, 0, NULL, NULL));
+    INVALID(linerate_trace_load("/nowhere", NULL, 0, NULL, NULL));
+
+    whatif.size = sizeof whatif;
+    prediction.size = sizeof prediction;
+    INVALID(linerate_whatif_predict(&whatif, gradients, GRADIENTS, &step, &prediction));
+    whatif.gpus = 64;
+    whatif.gbit = 10;
+    DONE(linerate_whatif_predict(&whatif, gradients, GRADIENTS, &step, &prediction));
+    /* As published. */
+    HOLDS(prediction.scaling_factor > 0.5396 && prediction.scaling_factor < 0.5398);
+    HOLDS(prediction.low == prediction.scaling_factor && prediction.flushes_count == 12);
+    HOLDS(prediction.limited_by == LINERATE_LIMITED_BY_WIRE);
+    whatif.gpus_per_server = 8;
+    whatif.algorithm = "hierarchical";
+    whatif.wire_dtype = LINERATE_BF16;
+    whatif.error_most = 1.5;
+    DONE(linerate_whatif_predict(&whatif, gradients, GRADIENTS, &step, &prediction));
+    HOLDS(prediction.scaling_factor > 0.7 && prediction.low < 0.7);
+    DONE(linerate_whatif_predict(&whatif, NULL, 0, NULL, &prediction));
+    HOLDS(prediction.scaling_factor == 1);
+    whatif.algorithm = "no such";
+    INVALID(linerate_whatif_predict(&whatif, gradients, GRADIENTS, &step, &prediction));
+    whatif.algorithm = NULL;
+    whatif.adds_compressed = 2;
+    INVALID(linerate_whatif_predict(&whatif, gradients, GRADIENTS, &step, &prediction));
+    whatif.adds_compressed = 0;
+    gradients[3].wait_us = -1;
+    INVALID(linerate_whatif_predict(&whatif, gradients, GRADIENTS, &step, &prediction));
+    INVALID(linerate_whatif_predict(NULL, gradients, GRADIENTS, &step, &prediction));
+
+    wanted.size = sizeof wanted;
+    times.size = sizeof times;
+    wanted.fabric = "100g";
+    wanted.collective = LINERATE_ALL_REDUCE;
+    wanted.ranks = 16;
+    wanted.bytes = 64 << 20;
+    DONE(linerate_fabric_run(&wanted, &times, name, sizeof name));
+    HOLDS(strcmp(name, "ring") == 0 && times.messages > 0);
+    /* 2 * 15 / 16 of the bytes at 12.5 GB/s take 10.07 ms. */
+    HOLDS(times.ns > 10066329 && times.ns < 11000000 && times.nic_use > 0.9);
+    wanted.fabric = "{\"nic_gbit\": 50}";
+    wanted.algorithm = "tree";
+    DONE(linerate_fabric_run(&wanted, NULL, name, 3));
+    HOLDS(strcmp(name, "tr") == 0);
+    wanted.fabric = "{\"gbit\": 50}";
+    INVALID(linerate_fabric_run(&wanted, &times, name, sizeof name));
+    wanted.fabric = NULL;
+    INVALID(linerate_fabric_run(&wanted, &times, name, sizeof name));
+}
+
 int main(int arguments, char **argument) {
     linerate_config config = 0;
     linerate_comm comm = 0, again = 0;
@@ -918,6 +993,7 @@ int main(int arguments, char **argument) {
     test_texts();
     test_settings();
     test_zero();
+    test_whatif();
     rank = (uint32_t)atoi(argument[3]);
 
     DONE(linerate_config_create(&config));
