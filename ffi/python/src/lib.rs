@@ -21,6 +21,7 @@ mod settings;
 mod sparse;
 mod vectors;
 mod waiting;
+mod whatif;
 mod words;
 
 use pyo3::prelude::*;
@@ -43,6 +44,9 @@ mod _linerate {
     use super::queue::CompletionQueue;
     #[pymodule_export]
     use super::sparse::{SparseAllreduce, SparseReport, SparseStep, Traffic};
+
+    #[pymodule_export]
+    use super::whatif::{FabricTimes, Prediction, Trace, fabric_times};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

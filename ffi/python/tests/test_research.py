@@ -531,6 +531,51 @@ class Alone(ranks.Alone):
         self.assertEqual(linerate.fusion_plan([("a", 4), ("b", 4), ("c", 4)], tensors_max=2), [[0, 1], [2]])
         self.refused("bytes_max is 0", linerate.fusion_plan, TENSORS, bytes_max=0)
 
+    def test_steps_on_other_networks_are_predicted(self):
+        trace = linerate.Trace.load("resnet50")
+        self.assertEqual((trace.name, trace.bytes, len(trace.gradients)), ("resnet50", 102228128, 161))
+        self.assertAlmostEqual(trace.step, 0.12808580219559176)
+        # As published.
+        told = trace.predict(gpus=64, gbit=10)
+        self.assertAlmostEqual(told.scaling_factor, 0.5397, places=4)
+        self.assertEqual((told.low, told.limited_by, told.flushes), (told.scaling_factor, "wire", 12))
+        self.assertAlmostEqual(told.overhead, told.step / told.scaling_factor - told.step)
+        wide = trace.predict(gpus=64, gbit=10, errors=(0.9, 1.2))
+        self.assertLess(wide.low, wide.scaling_factor)
+        for algorithm in ("auto", "tree", "oktopk:0.01", "partial:0.5", "ps:4", "switchml", "bytescheduler"):
+            with self.subTest(algorithm):
+                shown = trace.predict(gpus=16, gbit=10, algorithm=algorithm, latency=1e-5, wire_dtype="bf16")
+                self.assertTrue(0 < shown.low <= shown.scaling_factor <= shown.high <= 1, shown)
+        servers = trace.predict(gpus=16, gbit=1, gpus_per_server=8)
+        self.assertAlmostEqual(servers.scaling_factor, 0.144, places=3)
+        points = [(gbit, 16, trace.predict(gpus=16, gbit=gbit, operation=0.008).scaling_factor) for gbit in (1, 10, 100)]
+        found = trace.fit(points)
+        self.assertAlmostEqual(found["operation"][2], 0.008, places=4)
+        self.assertGreater(found["operation"][3], 0.99)
+        # A ring of two sends a flush once: 1 MB at 1 Gbit/s.
+        own = linerate.Trace([("a", 0.01, 250000, "f32")], step=0.02)
+        self.assertAlmostEqual(own.predict(gpus=2, gbit=1, adding=float("inf")).overhead, 0.008)
+        self.assertEqual(own.gradients, (("a", 0.01, 250000, "f32"),))
+        self.refused("gradient 0 comes -1", linerate.Trace, [("a", -1e-6, 4, "f32")])
+        self.refused("unknown", linerate.Trace, [("a", 0.0, 4, "f31")])
+        self.refused("/nowhere", linerate.Trace.load, "/nowhere")
+        self.refused("the number of GPUs is 0", trace.predict, gpus=0, gbit=1)
+        self.refused("fused_as is 'x'", trace.predict, gpus=2, gbit=1, fused_as="x")
+        self.refused("fusion_age is -1", trace.predict, gpus=2, gbit=1, fusion_age=-1.0)
+        self.refused("1 measured scaling factors", trace.fit, points[:1])
+
+    def test_collectives_run_on_fabrics(self):
+        told = linerate.fabric_times("100g", "all_reduce", ranks=16, bytes=64 << 20)
+        # 2 * 15 / 16 of the bytes at 12.5 GB/s.
+        self.assertTrue(0.010066 < told.time < 0.011, told)
+        self.assertEqual(told.algorithm, "ring")
+        self.assertGreater(told.uses["NICs"][0], 0.9)
+        self.assertAlmostEqual(sum(seconds for _, seconds in told.path), told.time)
+        slow = linerate.fabric_times('{"nic_gbit": 50}', "all_reduce", ranks=16, bytes=64 << 20, algorithm="ring")
+        self.assertGreater(slow.time, 1.9 * told.time)
+        self.refused("fabric '1g' is not known", linerate.fabric_times, "1g", "all_reduce", ranks=2, bytes=8)
+        self.refused("unknown field", linerate.fabric_times, '{"gbit": 1}', "all_reduce", ranks=2, bytes=8)
+
     def test_a_choice_is_explained(self):
         comm = ranks.alone({"LINERATE_TRANSPORT": "shm"})
         self.addCleanup(comm.close)
