@@ -8,6 +8,7 @@ mod advice;
 mod document;
 mod errors;
 pub mod fit;
+mod place;
 mod print;
 pub mod svg;
 mod validate;

@@ -7,12 +7,12 @@
 
 use super::WhatIfArgs;
 use super::errors::{self, Found, Known, SLOW_GBIT_MAX};
+use super::place::{Hosts, Place};
 use crate::bench::statistics;
 use linerate::whatif::{Additions, FlushRule, LimitedBy, Trace, WhatIf};
 use linerate_job::output;
 use serde::Serialize;
 use serde_json::Value;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// Below this a replay has few steps, as each takes seconds.
@@ -23,6 +23,9 @@ const SLOW_STEPS_MAX: u32 = 3;
 /// these bounds.
 const SLOW_BYTES: u64 = 4 << 20;
 const LONG_BYTES: (u64, u64) = (1 << 20, 64 << 20);
+/// Ranks and Gbit/s of the link that the kernel limits beside the one that linerate limits itself:
+/// both should give equal times.
+const LIMITED: (u32, f64) = (2, 1.0);
 /// Bytes that a rank copies to find out how fast it does.
 const COPIED_BYTES: usize = 64 << 20;
 const COPIES: u32 = 3;
@@ -73,22 +76,34 @@ pub struct Point {
 /// Measures and predicts all points: `tcp` at each bandwidth, and `shm` if one of them is infinite.
 pub fn run(args: &WhatIfArgs, trace: &Trace, known: &Known) -> Result<Validation, String> {
     let mut wanted = Vec::new();
+    let here = |transport, ranks, gbit| Place {
+        transport,
+        ranks,
+        gbit,
+        hosts: None,
+    };
     for &ranks in &args.workers {
         for &gbit in &args.bandwidth {
-            wanted.push(("tcp", ranks, gbit));
+            wanted.push(here("tcp", ranks, gbit));
+            if (ranks, gbit) == LIMITED {
+                wanted.extend(limited());
+            }
         }
         if args.bandwidth.contains(&f64::INFINITY) {
-            wanted.push(("shm", ranks, f64::INFINITY));
+            wanted.push(here("shm", ranks, f64::INFINITY));
         }
     }
     let mut points = Vec::with_capacity(wanted.len());
-    for (at, &(transport, ranks, gbit)) in wanted.iter().enumerate() {
+    for (at, place) in wanted.iter().enumerate() {
         output::print_error(&format!(
-            "linerate whatif: {} of {}: {transport}, {ranks} ranks, {gbit} Gbit/s",
+            "linerate whatif: {} of {}: {}, {} ranks, {} Gbit/s",
             at + 1,
-            wanted.len()
+            wanted.len(),
+            place.transport,
+            place.ranks,
+            place.gbit
         ));
-        points.push(measure(args, trace, known, (transport, ranks, gbit))?);
+        points.push(measure(args, trace, known, place)?);
     }
     let stored = errors::store(&trace.name, points.iter().map(Point::found).collect())?;
     let median_of = |is_link: bool| {
@@ -110,15 +125,33 @@ pub fn run(args: &WhatIfArgs, trace: &Trace, known: &Known) -> Result<Validation
     })
 }
 
+/// The link that the kernel limits, where it can.
+fn limited() -> Option<Place> {
+    let (ranks, gbit) = LIMITED;
+    match Hosts::new(gbit) {
+        Ok(hosts) => Some(Place {
+            transport: "tcp tbf",
+            ranks,
+            gbit,
+            hosts: Some(hosts),
+        }),
+        Err(cause) => {
+            output::print_error(&format!(
+                "linerate whatif: no link that the kernel limits (it takes root, ip and tc): {cause}"
+            ));
+            None
+        }
+    }
+}
+
 /// One point.
 fn measure(
     args: &WhatIfArgs,
     trace: &Trace,
     known: &Known,
-    (transport, ranks, gbit): (&'static str, u32, f64),
+    place: &Place,
 ) -> Result<Point, String> {
-    let pace = gbit.is_finite().then(|| format!("{gbit}gbit"));
-    let start = |words: &[String]| start(words, transport, ranks, pace.as_deref());
+    let (transport, ranks, gbit) = (place.transport, place.ranks, place.gbit);
     let is_slow = gbit < SLOW_GBIT;
     let plan = trace.plan(FlushRule::Linerate, &args.trace.fusion());
     let plan = plan.map_err(|error| error.to_string())?;
@@ -131,7 +164,7 @@ fn measure(
         let line =
             format!("bench allreduce -b {bytes} -e {bytes} --placement in-place --check 0{how}");
         let words: Vec<String> = line.split(' ').map(String::from).collect();
-        let document = start(&words)?;
+        let document = place.start(&words)?;
         number(&document["results"][0]["time_us"]["p50"]).map(|us| us / 1e6)
     };
     let short = seconds(SHORT_BYTES, "")?;
@@ -170,7 +203,7 @@ fn measure(
         format!("--fusion-age-ms={}", flags.fusion_age_ms),
     ];
     line.extend(flags.batch_ms.map(|ms| format!("--batch-ms={ms}")));
-    let document = start(&line)?;
+    let document = place.start(&line)?;
     let all = document["steps"].as_array().cloned().unwrap_or_default();
     let times: Result<Vec<f64>, String> = all.iter().map(|s| number(&s["step_ms"])).collect();
     let mut times = times?;
@@ -226,33 +259,6 @@ fn copied_bytes_per_second(ranks: u32) -> f64 {
     });
     let slowest = seconds.into_iter().fold(0.0, f64::max);
     f64::from(COPIES) * COPIED_BYTES as f64 / slowest
-}
-
-/// Runs this command and gives its JSON document.
-fn start(
-    words: &[String],
-    transport: &str,
-    ranks: u32,
-    pace: Option<&str>,
-) -> Result<Value, String> {
-    let shown = format!("linerate {}", words.join(" "));
-    let failed = |cause: &dyn std::fmt::Display| format!("{shown}: {cause}");
-    let program = std::env::current_exe().map_err(|cause| failed(&cause))?;
-    let mut command = Command::new(program);
-    command
-        .args(words)
-        .args(["--transport", transport, "--json", "-", "--ranks"])
-        .arg(ranks.to_string())
-        .env_remove("LINERATE_TCP_PACE")
-        .stdin(Stdio::null());
-    if let Some(pace) = pace {
-        command.env("LINERATE_TCP_PACE", pace);
-    }
-    let output = command.output().map_err(|cause| failed(&cause))?;
-    if !output.status.success() {
-        return Err(failed(&String::from_utf8_lossy(&output.stderr).trim()));
-    }
-    serde_json::from_slice(&output.stdout).map_err(|cause| failed(&cause))
 }
 
 fn number(value: &Value) -> Result<f64, String> {
