@@ -6,6 +6,7 @@
 //! a part says (`section.rs`), many ranks in virtual time (`virtual_time.rs`).
 
 mod arithmetic;
+mod bottleneck;
 mod digits;
 mod dssp;
 mod eager_sgd;
@@ -13,6 +14,7 @@ mod load;
 mod model;
 mod oktopk;
 mod plot;
+mod saturate;
 mod section;
 mod skew;
 mod virtual_time;
@@ -38,6 +40,13 @@ enum Name {
     /// Sparse allreduce: Table 1, times of 256 ranks, thresholds, balancing, scaling, training (Li
     /// and Hoefler, PPoPP 2022)
     Oktopk(Box<oktopk::OkTopkArgs>),
+    /// Is the network the bottleneck? Figures 1 to 8 of the paper beside predictions, replays and
+    /// linerate's schedules on the paper's fabric (Zhang et al., NetAI 2020)
+    #[command(name = "whatif")]
+    Bottleneck(bottleneck::BottleneckArgs),
+    /// Which messages and chunks fill 25 to 400 Gbit/s with 2 to 4096 ranks, by which algorithm, and
+    /// what limits the rest
+    Saturate(saturate::SaturateArgs),
     /// Bounded staleness: pushes of workers that are not alike with BSP, SSP, DSSP and ASP (Zhao et
     /// al., ICDCS 2019)
     Dssp(dssp::DsspArgs),
@@ -50,5 +59,7 @@ pub fn run(args: &ExperimentArgs) -> ExitCode {
         Name::EagerSgd(args) => eager_sgd::run(args),
         Name::Oktopk(args) => oktopk::run(args),
         Name::Dssp(args) => dssp::run(args),
+        Name::Bottleneck(args) => bottleneck::run(args),
+        Name::Saturate(args) => saturate::run(args),
     }
 }

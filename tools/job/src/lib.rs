@@ -4,10 +4,12 @@
 //! ([`spawn`]), which bind themselves to cores ([`binding`]) and join each other
 //! ([`settings::join`]), writes what was measured ([`output`]), draws it ([`plot`]) and ends
 //! ([`ending`]). [`access`] reads and writes the memory of a rank, and [`fabric`] runs all ranks of
-//! a sparse allreduce in one process on a modelled network.
+//! a sparse allreduce in one process on a modelled network. [`step`] reduces the gradients of a
+//! trace on a fabric, and [`child`] runs other commands.
 
 pub mod access;
 pub mod binding;
+pub mod child;
 pub mod ending;
 pub mod fabric;
 pub mod flags;
@@ -17,3 +19,4 @@ mod process;
 pub mod progress;
 pub mod settings;
 pub mod spawn;
+pub mod step;

@@ -2,7 +2,7 @@
 
 use super::read::Document;
 use crate::whatif::svg;
-use linerate_job::plot::{Axis, Chart, Point, Scale, Series, group};
+use linerate_job::plot::{self, Axis, Chart, PlotPoint, Point, Scale, Series, group};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -96,6 +96,14 @@ pub fn build(document: &Document) -> Result<Vec<Chart>, String> {
         "perf" => perf(text("test").unwrap_or("perf"), &rows(document, "results")?),
         "replay" if document.fields.contains_key("steps") => {
             vec![replay(&rows(document, "steps")?)]
+        }
+        "experiment" => {
+            let has = |name: &&&str| document.fields.contains_key(**name);
+            let places = ["points", "results"];
+            let place = places.iter().find(has).copied().unwrap_or_default();
+            // The results of other experiments are no points of plots.
+            let points = document.fields.get(place).cloned().unwrap_or_default();
+            plot::charts(&serde_json::from_value::<Vec<PlotPoint>>(points).unwrap_or_default())
         }
         "whatif" => {
             let model = text("model").unwrap_or("whatif");

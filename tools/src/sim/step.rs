@@ -1,13 +1,10 @@
-//! [`Step`]: a step of training on a fabric. Gradients are fused by linerate's rule, and the
-//! flushes are reduced one after another while the backward pass goes on.
+//! [`Step`]: the document of a step of training on a fabric.
 
 use super::SimArgs;
 use super::document::Row;
-use linerate::Collective;
-use linerate::sim::{Fabric, FabricCall};
-use linerate::whatif::FlushRule;
+use linerate::sim::Fabric;
+use linerate_job::step;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// A step of training.
 #[derive(Debug, Serialize)]
@@ -38,46 +35,29 @@ pub struct Flush {
 impl Step {
     /// Reduces the flushes of the trace.
     pub fn new(args: &SimArgs, fabric: &Fabric) -> Result<Step, String> {
-        let text = |error: linerate::Error| error.to_string();
         let trace = args.trace.load(1.0)?;
-        let plan = trace.plan(FlushRule::Linerate, &args.trace.fusion());
-        let mut known: BTreeMap<u64, Row> = BTreeMap::new();
-        let mut free_ms = 0.0f64;
-        let mut flushes = Vec::new();
-        for flush in plan.map_err(text)? {
-            let row = match known.get(&flush.bytes) {
-                Some(row) => row.clone(),
-                None => {
-                    let call = FabricCall {
-                        algorithm: args.algo.clone(),
-                        chunk_bytes: args.chunk(),
-                        ..FabricCall::new(Collective::AllReduce, args.ranks, flush.bytes)
-                    };
-                    let times = fabric.run(&call).map_err(text)?;
-                    Row::new(&call, &times, times.ns)
-                }
-            };
-            known.insert(flush.bytes, row.clone());
-            let begin_ms = free_ms.max(flush.time_ms);
-            free_ms = begin_ms + row.time_us / 1e3;
-            flushes.push(Flush {
-                ready_ms: flush.time_ms,
-                begin_ms,
-                end_ms: free_ms,
-                call: row,
-            });
-        }
-        let (batch_ms, backward_ms) = (trace.step_ms(), trace.backward_us() / 1e3);
-        let overhead_ms = (free_ms - backward_ms).max(0.0);
+        let how = step::How {
+            ranks: args.ranks,
+            fusion: args.trace.fusion(),
+            algorithm: args.algo.clone(),
+            chunk_bytes: args.chunk(),
+        };
+        let done = step::run(&trace, fabric, &how).map_err(|error| error.to_string())?;
+        let flushes = done.flushes.iter().map(|flush| Flush {
+            ready_ms: flush.ready_ms,
+            begin_ms: flush.begin_ms,
+            end_ms: flush.end_ms,
+            call: Row::new(&flush.call, &flush.times, flush.times.ns),
+        });
         Ok(Step {
             model: trace.name.clone(),
-            batch_ms,
+            batch_ms: trace.step_ms(),
             is_batch_guessed: trace.batch_ms.is_none(),
-            backward_ms,
-            t_sync_ms: free_ms,
-            overhead_ms,
-            scaling_factor: batch_ms / (batch_ms + overhead_ms),
-            flushes,
+            backward_ms: trace.backward_us() / 1e3,
+            t_sync_ms: done.sync_ms,
+            overhead_ms: done.overhead_ms,
+            scaling_factor: done.scaling_factor,
+            flushes: flushes.collect(),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Where a point of `--validate` is measured: on this host, or on two hosts that are network
 //! namespaces of it, with a link that the kernel limits.
 
+use linerate_job::child;
 use serde_json::Value;
 use std::process::{Child, Command, Stdio};
 
@@ -24,34 +25,21 @@ pub struct Place {
 impl Place {
     /// Runs this command there and gives its JSON document.
     pub fn start(&self, words: &[String]) -> Result<Value, String> {
+        let Some(hosts) = &self.hosts else {
+            return child::run(words, self.transport, self.ranks, self.gbit);
+        };
         let shown = format!("linerate {}", words.join(" "));
         let failed = |cause: &dyn std::fmt::Display| format!("{shown}: {cause}");
         let program = std::env::current_exe().map_err(|cause| failed(&cause))?;
-        let output = match &self.hosts {
-            Some(hosts) => {
-                let start = |rank| {
-                    let mut command = hosts.inside(rank);
-                    command.arg(&program).args(words);
-                    command.args(["--transport", "tcp", "--json", "-"]).spawn()
-                };
-                let first = start(0).map_err(|cause| failed(&cause))?;
-                let mut second = start(1).map_err(|cause| failed(&cause))?;
-                let output = first.wait_with_output();
-                end(&mut second);
-                output
-            }
-            None => {
-                let mut command = Command::new(&program);
-                command.args(words).args(["--transport", self.transport]);
-                command.args(["--json", "-", "--ranks"]);
-                command.arg(self.ranks.to_string());
-                command.env_remove("LINERATE_TCP_PACE").stdin(Stdio::null());
-                if self.gbit.is_finite() {
-                    command.env("LINERATE_TCP_PACE", format!("{}gbit", self.gbit));
-                }
-                command.output()
-            }
+        let start = |rank| {
+            let mut command = hosts.inside(rank);
+            command.arg(&program).args(words);
+            command.args(["--transport", "tcp", "--json", "-"]).spawn()
         };
+        let first = start(0).map_err(|cause| failed(&cause))?;
+        let mut second = start(1).map_err(|cause| failed(&cause))?;
+        let output = first.wait_with_output();
+        end(&mut second);
         let output = output.map_err(|cause| failed(&cause))?;
         if !output.status.success() {
             return Err(failed(&String::from_utf8_lossy(&output.stderr).trim()));

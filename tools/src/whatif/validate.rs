@@ -10,9 +10,9 @@ use super::errors::{self, Found, Known, SLOW_GBIT_MAX};
 use super::place::{Hosts, Place};
 use crate::bench::statistics;
 use linerate::whatif::{Additions, FlushRule, LimitedBy, Trace, WhatIf};
+use linerate_job::child::number;
 use linerate_job::output;
 use serde::Serialize;
-use serde_json::Value;
 use std::time::Instant;
 
 /// Below this a replay has few steps, as each takes seconds.
@@ -259,9 +259,4 @@ fn copied_bytes_per_second(ranks: u32) -> f64 {
     });
     let slowest = seconds.into_iter().fold(0.0, f64::max);
     f64::from(COPIES) * COPIED_BYTES as f64 / slowest
-}
-
-fn number(value: &Value) -> Result<f64, String> {
-    let missing = || format!("expected a number in a JSON document, found {value}");
-    value.as_f64().ok_or_else(missing)
 }

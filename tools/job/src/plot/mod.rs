@@ -6,9 +6,11 @@
 
 mod axis;
 mod draw;
+mod figure;
 mod group;
 
 pub use axis::{Axis, Scale};
+pub use figure::{PlotPoint, charts};
 pub use group::group;
 
 use maud::Markup;
