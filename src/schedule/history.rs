@@ -12,7 +12,8 @@
 //! * A wait's completion implies everything before the signals in front of it (see
 //!   [`super::Builder`]).
 
-use super::{Dependency, Range, Step, StepId};
+use super::{Dependency, Extent, Point, Range, Step, StepId};
+use std::cmp::Reverse;
 
 /// One step's use of a range.
 #[derive(Clone, Copy, Debug)]
@@ -31,14 +32,23 @@ struct Known {
     is_past: bool,
 }
 
-/// The accesses to one buffer.
+/// The accesses to one buffer. A ring of a thousand ranks has a thousand blocks, and a step on one
+/// of them need not look at the accesses to the others.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// In the order of their steps.
-    known: Vec<Known>,
+    /// The subdivision of the first access to a single block of the whole vector.
+    subdivision: Option<Subdivision>,
+    /// By block of that subdivision, the accesses to exactly this block, in the order of their
+    /// steps.
+    blocks: Vec<Vec<Known>>,
+    /// All other accesses, in the order of their steps.
+    others: Vec<Known>,
     /// Steps whose completion implies that of all forgotten accesses that are like the range.
     forgotten: Vec<(StepId, Range)>,
 }
+
+/// Blocks in all, and how many times the count is subdivided.
+type Subdivision = (u32, u32);
 
 impl History {
     /// Appends what a new access must wait for, unless that is among `dependencies`; `steps` are
@@ -47,7 +57,9 @@ impl History {
         let mut followed: Vec<&Access> = Vec::new();
         let mut past = Vec::new();
         let mut hidden_before = 0;
-        for Known { access, is_past } in self.known.iter().rev() {
+        let mut latest_first: Vec<&Known> = self.lists(&new.range).flatten().collect();
+        latest_first.sort_by_key(|known| Reverse((known.access.step, known.access.index)));
+        for Known { access, is_past } in latest_first {
             let is_conflict = new.is_write || access.is_write;
             if !is_conflict || !access.range.may_overlap(&new.range) {
                 continue;
@@ -83,15 +95,17 @@ impl History {
     /// it.
     pub fn add(&mut self, new: Access, steps: &[Step]) {
         if new.is_write {
-            self.known.retain(|k| !new.range.covers(&k.access.range));
+            for list in self.lists_mut(&new.range) {
+                list.retain(|k| !new.range.covers(&k.access.range));
+            }
             self.forget_past(&new, steps);
-            for known in &mut self.known {
+            for known in self.lists_mut(&new.range).flatten() {
                 known.is_past |=
                     known.access.step < new.step && known.access.range.is_like(&new.range);
             }
         }
         let is_past = false;
-        self.known.push(Known {
+        self.list_of(&new.range).push(Known {
             access: new,
             is_past,
         });
@@ -99,7 +113,9 @@ impl History {
 
     /// Everything before this step has completed when any later access starts.
     pub fn forget_before(&mut self, step: StepId) {
-        self.known.retain(|k| k.access.step >= step);
+        for list in self.blocks.iter_mut().chain([&mut self.others]) {
+            list.retain(|k| k.access.step >= step);
+        }
         self.forgotten.retain(|(last, _)| *last >= step);
     }
 
@@ -110,23 +126,75 @@ impl History {
             .filter(|d| d.overlap.is_none())
             .map(|d| d.step)
             .filter(|step| {
-                self.known
-                    .iter()
-                    .any(|k| is_like(k) && k.access.step == *step)
+                let mut known = self.lists(&new.range).flatten();
+                known.any(|k| is_like(k) && k.access.step == *step)
             })
             .collect();
         if awaited.is_empty() {
             return;
         }
-        self.known.retain(|k| {
-            let step = k.access.step;
-            !is_like(k) || !(awaited.contains(&step) || depends(steps, &awaited, step))
-        });
+        for list in self.lists_mut(&new.range) {
+            list.retain(|k| {
+                let step = k.access.step;
+                !is_like(k) || !(awaited.contains(&step) || depends(steps, &awaited, step))
+            });
+        }
         // The accesses that were forgotten earlier have completed when these have: the first of
         // these was a write, which waited for them.
         self.forgotten.retain(|(_, r)| !r.is_like(&new.range));
         let ranges = awaited.into_iter().map(|step| (step, new.range));
         self.forgotten.extend(ranges);
+    }
+
+    /// The accesses that may share elements with a range, or be like it.
+    fn lists(&self, range: &Range) -> impl Iterator<Item = &Vec<Known>> {
+        let blocks = &self.blocks[self.blocks_of(range)];
+        blocks.iter().chain([&self.others])
+    }
+
+    fn lists_mut(&mut self, range: &Range) -> impl Iterator<Item = &mut Vec<Known>> {
+        let blocks = self.blocks_of(range);
+        self.blocks[blocks].iter_mut().chain([&mut self.others])
+    }
+
+    /// The blocks that a range touches: all if it is of another subdivision.
+    fn blocks_of(&self, range: &Range) -> std::ops::Range<usize> {
+        let end = self.blocks.len();
+        match blocks(range) {
+            Some((first, len, of)) if Some(of) == self.subdivision => {
+                (first as usize).min(end)..((first + len) as usize).min(end)
+            }
+            _ => 0..end,
+        }
+    }
+
+    /// The list to which an access belongs.
+    fn list_of(&mut self, range: &Range) -> &mut Vec<Known> {
+        let Some((block, 1, of)) = blocks(range) else {
+            return &mut self.others;
+        };
+        if *self.subdivision.get_or_insert(of) != of {
+            return &mut self.others;
+        }
+        let block = block as usize;
+        if self.blocks.len() <= block {
+            self.blocks.resize_with(block + 1, Vec::new);
+        }
+        &mut self.blocks[block]
+    }
+}
+
+/// The first block of a range of a whole vector, how many they are, and of which subdivision. A
+/// scratch buffer begins elsewhere with each block, and holds few.
+fn blocks(range: &Range) -> Option<(u32, u32, Subdivision)> {
+    match range.extent {
+        Extent::Blocks {
+            first,
+            len,
+            of,
+            times,
+        } if range.origin == Point::ZERO => Some((first, len, (of, times))),
+        _ => None,
     }
 }
 
