@@ -5,12 +5,14 @@
 //! arrived and everything before it has matched. A stream without messages and receives does not
 //! exist.
 //!
-//! Streams are kept by peer: a rank of a job of a thousand has a few for each, and the end of a
-//! connection looks at those of one peer only.
+//! Streams are kept in order: one peer may have thousands, each of a thousand peers may have one,
+//! and the end of a connection looks at those of that connection only.
 
 use crate::memory::View;
 use crate::types::Rank;
 use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::ops::RangeInclusive;
 
 /// One connection with one peer: what a disconnect ends as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,8 +33,6 @@ pub(super) type Match<M> = (M, Receive);
 
 #[derive(Debug)]
 struct Stream<M> {
-    epoch: u32,
-    tag: u64,
     /// In the order sent, with whether each has arrived.
     messages: VecDeque<(M, bool)>,
     /// In the order posted.
@@ -40,48 +40,56 @@ struct Stream<M> {
 }
 
 impl<M> Stream<M> {
+    const EMPTY: Stream<M> = Stream {
+        messages: VecDeque::new(),
+        receives: VecDeque::new(),
+    };
+
     fn is_empty(&self) -> bool {
         self.messages.is_empty() && self.receives.is_empty()
     }
 }
 
+/// Names a stream: peer, epoch, tag.
+type StreamId = (Rank, u32, u64);
+
+fn id(channel: Channel, tag: u64) -> StreamId {
+    (channel.peer, channel.epoch, tag)
+}
+
 /// What is unmatched at one rank.
 #[derive(Debug)]
 pub(super) struct Matcher<M> {
-    /// By peer; those behind the last one that has ever had a stream are left out.
-    peers: Vec<Vec<Stream<M>>>,
+    streams: BTreeMap<StreamId, Stream<M>>,
 }
 
 impl<M: Copy + PartialEq> Matcher<M> {
     pub(super) fn new() -> Matcher<M> {
-        Matcher { peers: Vec::new() }
+        let streams = BTreeMap::new();
+        Matcher { streams }
     }
 
     /// A message has left its sender.
     pub(super) fn handle_sent(&mut self, channel: Channel, tag: u64, message: M) {
-        let stream = self.stream(channel, tag);
-        stream.messages.push_back((message, false));
+        let stream = self.streams.entry(id(channel, tag));
+        let messages = &mut stream.or_insert(Stream::EMPTY).messages;
+        messages.push_back((message, false));
     }
 
     /// The message is here. It stays unmatched until [`Matcher::poll_match`] says otherwise.
     pub(super) fn handle_arrival(&mut self, channel: Channel, tag: u64, message: M) {
         // At most messages_per_peer entries; nearly always the first.
-        if let Some((streams, at)) = self.find(channel, tag)
-            && let Some(entry) = streams[at].messages.iter_mut().find(|e| e.0 == message)
+        if let Some(stream) = self.streams.get_mut(&id(channel, tag))
+            && let Some(entry) = stream.messages.iter_mut().find(|e| e.0 == message)
         {
             entry.1 = true;
         }
     }
 
-    /// Whether a message of this stream has arrived and waits for a receive.
-    pub(super) fn is_waiting(&mut self, channel: Channel, tag: u64) -> bool {
-        let stream = self.find(channel, tag).map(|(streams, at)| &streams[at]);
-        stream.is_some_and(|stream| matches!(stream.messages.front(), Some((_, true))))
-    }
-
     /// A receive was posted.
     pub(super) fn handle_receive(&mut self, channel: Channel, tag: u64, receive: Receive) {
-        let receives = &mut self.stream(channel, tag).receives;
+        let stream = self.streams.entry(id(channel, tag));
+        let receives = &mut stream.or_insert(Stream::EMPTY).receives;
         if receives.is_empty() {
             // Nearly always the only one, and there may be a million such streams.
             receives.reserve_exact(1);
@@ -91,30 +99,33 @@ impl<M: Copy + PartialEq> Matcher<M> {
 
     /// The next match of a stream, if its oldest message has arrived and a receive waits.
     pub(super) fn poll_match(&mut self, channel: Channel, tag: u64) -> Option<Match<M>> {
-        let (streams, at) = self.find(channel, tag)?;
-        let stream = &mut streams[at];
+        let Entry::Occupied(mut entry) = self.streams.entry(id(channel, tag)) else {
+            return None;
+        };
+        let stream = entry.get_mut();
         let &(message, true) = stream.messages.front()? else {
             return None;
         };
         let receive = stream.receives.pop_front()?;
         stream.messages.pop_front();
         if stream.is_empty() {
-            streams.swap_remove(at);
+            entry.remove();
         }
         Some((message, receive))
     }
 
     /// Takes a receive back.
     pub(super) fn cancel(&mut self, peer: Rank, token: u64) -> Option<Receive> {
-        let streams = self.peers.get_mut(peer as usize)?;
+        let of_peer = (peer, 0, 0)..=(peer, u32::MAX, u64::MAX);
         let is_it = |r: &Receive| r.token == token;
-        let place = |s: &Stream<M>| s.receives.iter().position(is_it);
-        let (at, place) = (0..)
-            .zip(&*streams)
-            .find_map(|(i, s)| Some((i, place(s)?)))?;
-        let found = streams[at].receives.remove(place);
-        if streams[at].is_empty() {
-            streams.swap_remove(at);
+        let mut streams = self.streams.range_mut(of_peer);
+        let (id, stream, at) = streams.find_map(|(id, stream)| {
+            let at = stream.receives.iter().position(is_it)?;
+            Some((*id, stream, at))
+        })?;
+        let found = stream.receives.remove(at);
+        if stream.is_empty() {
+            self.streams.remove(&id);
         }
         found
     }
@@ -127,62 +138,30 @@ impl<M: Copy + PartialEq> Matcher<M> {
         mut is_kept: impl FnMut(M) -> bool,
     ) -> (Vec<M>, Vec<Receive>) {
         let (mut messages, mut receives) = (Vec::new(), Vec::new());
-        let Some(streams) = self.peers.get_mut(channel.peer as usize) else {
-            return (messages, receives);
-        };
-        streams.retain_mut(|stream| {
-            if stream.epoch == channel.epoch {
-                let is_last = |&(message, is_here): &(M, bool)| !(is_here && is_kept(message));
-                let kept = stream.messages.iter().position(is_last);
-                let kept = kept.unwrap_or(stream.messages.len());
-                messages.extend(stream.messages.drain(kept..).map(|(message, _)| message));
-                receives.extend(stream.receives.drain(..));
-            }
-            !stream.is_empty()
-        });
+        let mut ended = Vec::new();
+        for (id, stream) in self.streams.range_mut(streams_of(channel)) {
+            let is_last = |&(message, is_here): &(M, bool)| !(is_here && is_kept(message));
+            let kept = stream.messages.iter().position(is_last);
+            let kept = kept.unwrap_or(stream.messages.len());
+            messages.extend(stream.messages.drain(kept..).map(|(message, _)| message));
+            receives.extend(stream.receives.drain(..));
+            ended.extend(stream.is_empty().then_some(*id));
+        }
+        for id in &ended {
+            self.streams.remove(id);
+        }
         (messages, receives)
     }
 
-    /// Whether a receive would match at once.
+    /// Whether the oldest message of this stream is here: a receive matches it at once.
     pub(super) fn has_arrived(&self, channel: Channel, tag: u64) -> bool {
-        let streams = self.peers.get(channel.peer as usize);
-        let is_it = |s: &&Stream<M>| s.tag == tag && s.epoch == channel.epoch;
-        streams
-            .and_then(|streams| streams.iter().find(is_it))
-            .is_some_and(|stream| stream.messages.front().is_some_and(|message| message.1))
+        let stream = self.streams.get(&id(channel, tag));
+        stream.is_some_and(|stream| matches!(stream.messages.front(), Some((_, true))))
     }
+}
 
-    fn find(&mut self, channel: Channel, tag: u64) -> Option<(&mut Vec<Stream<M>>, usize)> {
-        let streams = self.peers.get_mut(channel.peer as usize)?;
-        let at = streams
-            .iter()
-            .position(|s| s.tag == tag && s.epoch == channel.epoch)?;
-        Some((streams, at))
-    }
-
-    fn stream(&mut self, channel: Channel, tag: u64) -> &mut Stream<M> {
-        let peer = channel.peer as usize;
-        if self.peers.len() <= peer {
-            self.peers.resize_with(peer + 1, Vec::new);
-        }
-        let streams = &mut self.peers[peer];
-        let known = streams
-            .iter()
-            .position(|s| s.tag == tag && s.epoch == channel.epoch);
-        let at = known.unwrap_or_else(|| {
-            if streams.is_empty() {
-                streams.reserve_exact(1);
-            }
-            streams.push(Stream {
-                epoch: channel.epoch,
-                tag,
-                messages: VecDeque::new(),
-                receives: VecDeque::new(),
-            });
-            streams.len() - 1
-        });
-        &mut streams[at]
-    }
+fn streams_of(channel: Channel) -> RangeInclusive<StreamId> {
+    id(channel, 0)..=id(channel, u64::MAX)
 }
 
 #[cfg(test)]
@@ -192,7 +171,7 @@ mod tests {
     const A: Channel = Channel { peer: 1, epoch: 1 };
 
     fn streams<M>(matcher: &Matcher<M>) -> usize {
-        matcher.peers.iter().map(Vec::len).sum()
+        matcher.streams.len()
     }
 
     fn receive(token: u64) -> Receive {

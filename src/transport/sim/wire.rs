@@ -188,7 +188,7 @@ impl State {
                 self.rank(peer).matcher.handle_arrival(channel, tag, id);
                 self.mark_ready(peer);
                 self.match_stream(peer, channel, tag, true);
-                if tells_arrival(tag) && self.rank(peer).matcher.is_waiting(channel, tag) {
+                if tells_arrival(tag) && self.rank(peer).matcher.has_arrived(channel, tag) {
                     self.report(peer, Event::Unmatched(rank, tag));
                 }
             }
