@@ -22,10 +22,10 @@ pub struct Progress {
     incomplete: u32,
     /// Whether every step is one chunk at most.
     is_whole: bool,
-    /// How far each step has come. Steps that count no elements do not change it.
+    /// How far each step has come. Rounds whose steps count no elements do not have it: of a ring
+    /// of a thousand ranks it is half a megabyte.
     runs: Vec<StepProgress>,
-    /// What `runs` is at the beginning of a round of this count: what the prepared schedule says,
-    /// with the lengths.
+    /// What `runs` is at the beginning of a round of this count. Empty until it is needed.
     armed: Vec<StepProgress>,
     /// What `states` is at the beginning of a round.
     armed_states: Vec<StepState>,
@@ -43,24 +43,16 @@ impl Progress {
         self.ready.reserve(steps);
         self.completing.reserve(steps);
         self.resolve(prepared, count);
-        let len_of = |step: &PreparedStep| match step.span {
-            NONE => 0,
-            span => self.spans[span as usize].len,
-        };
-        let is_one_chunk = |step: &PreparedStep| step.chunks(len_of(step), per_chunk) == 1;
+        let is_one_chunk = |step: &PreparedStep| step.chunks(self.len_of(step), per_chunk) == 1;
         // Steps of a schedule without messages wait for nothing that comes in chunks.
         self.is_whole = !prepared.has_messages || prepared.steps.iter().all(is_one_chunk);
-        self.armed.clone_from(&prepared.runs);
+        self.armed.clear();
         let start = match self.is_whole {
             true => &prepared.whole,
             false => &prepared.piecewise,
         };
         self.armed_states.clone_from(&start.states);
         self.states.clone_from(&start.states);
-        for (run, step) in self.armed.iter_mut().zip(&prepared.steps) {
-            run.len = len_of(step);
-        }
-        self.runs.clone_from(&self.armed);
     }
 
     fn resolve(&mut self, prepared: &Prepared, count: &Count<'_>) {
@@ -83,7 +75,7 @@ impl Progress {
     #[inline]
     pub fn arm(&mut self, prepared: &Prepared, counts: bool) {
         if counts {
-            self.runs.copy_from_slice(&self.armed);
+            self.arm_runs(prepared);
         }
         let start = match self.is_whole {
             true => &prepared.whole,
@@ -92,6 +84,30 @@ impl Progress {
         self.states.copy_from_slice(&self.armed_states);
         self.ready.begin(&start.ready);
         self.incomplete = self.states.len() as u32;
+    }
+
+    #[inline(never)]
+    fn arm_runs(&mut self, prepared: &Prepared) {
+        if self.armed.is_empty() {
+            let mut armed = std::mem::take(&mut self.armed);
+            armed.extend(prepared.steps.iter().map(|step| StepProgress {
+                len: self.len_of(step),
+                ..StepProgress::default()
+            }));
+            for successor in &prepared.successors {
+                armed[successor.step as usize].unsettled += 1;
+            }
+            self.armed = armed;
+        }
+        self.runs.clone_from(&self.armed);
+    }
+
+    /// Elements that a step processes.
+    pub fn len_of(&self, step: &PreparedStep) -> u64 {
+        match step.span {
+            NONE => 0,
+            span => self.spans[span as usize].len,
+        }
     }
 
     /// Whether every step has completed.
@@ -165,21 +181,26 @@ impl Progress {
 
     /// Whether a message has begun and waits for the transport, which may have refused it.
     pub fn is_under_way(&self, step: StepId) -> bool {
-        let (state, run) = (&self.states[step as usize], &self.runs[step as usize]);
+        let state = &self.states[step as usize];
         let has_begun = match self.is_whole {
             // A step that may start and is not queued has been run.
             true => state.holds == 0 && !state.is_queued,
-            false => run.chunks_posted > run.chunks_done,
+            false => {
+                let run = &self.runs[step as usize];
+                run.chunks_posted > run.chunks_done
+            }
         };
         has_begun && state.stage == Stage::Pending
     }
 
     /// The chunks of a message that the transport has.
     pub fn chunks_posted(&self, step: StepId) -> std::ops::Range<u32> {
-        let run = &self.runs[step as usize];
         match self.is_under_way(step) {
             true if self.is_whole => 0..1,
-            true => run.chunks_done..run.chunks_posted,
+            true => {
+                let run = &self.runs[step as usize];
+                run.chunks_done..run.chunks_posted
+            }
             false => 0..0,
         }
     }

@@ -415,17 +415,15 @@ impl Driver {
     #[cold]
     fn wrong_length(
         &self,
-        round: &mut Round,
+        round: &Round,
         step: StepId,
         chunk: u32,
         completion: &Completion,
     ) -> Error {
         let element = round.program.dtype.size_bytes() as u64;
         let before = u64::from(chunk) * self.chunk_bytes as u64;
-        let (sent, expected) = (
-            before + completion.bytes,
-            round.progress.run(step).len * element,
-        );
+        let len = (round.progress).len_of(&round.program.prepared.steps[step as usize]);
+        let (sent, expected) = (before + completion.bytes, len * element);
         // A full chunk may be followed by others.
         let is_more = completion.bytes == self.chunk_bytes as u64;
         Error::Mismatch {
