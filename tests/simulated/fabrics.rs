@@ -31,19 +31,14 @@ fn call(comm: &Communicator, (collective, count): (Collective, u64)) -> Collecti
 
 /// The virtual time of communicators, in nanoseconds.
 fn by_engines(simulation: &mut Simulation, what: (Collective, u64), algorithm: &str) -> u64 {
-    let mut last = 0;
-    // The first call tells the ranks where memory is.
-    for _ in 0..2 {
-        let comms = simulation.communicators().to_vec();
-        let start = simulation.now();
-        let mut operations: Vec<_> = (comms.iter())
-            .map(|comm| call(comm, what).algorithm(algorithm).start().unwrap())
-            .collect();
-        let is_done = |operation: &mut linerate::Operation| operation.test().unwrap();
-        (simulation.run(|_| operations.iter_mut().all(is_done))).unwrap();
-        last = simulation.now().since(start).as_nanos() as u64;
-    }
-    last
+    let comms = simulation.communicators().to_vec();
+    let start = simulation.now();
+    let mut operations: Vec<_> = (comms.iter())
+        .map(|comm| call(comm, what).algorithm(algorithm).start().unwrap())
+        .collect();
+    let is_done = |operation: &mut linerate::Operation| operation.test().unwrap();
+    (simulation.run(|_| operations.iter_mut().all(is_done))).unwrap();
+    simulation.now().since(start).as_nanos() as u64
 }
 
 /// Calls whose times differ by more than they may, as lines, and how many there were.
