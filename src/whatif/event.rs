@@ -5,8 +5,21 @@ use crate::types::DataType;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Events that one reader keeps, at most.
+/// Events that one reader keeps, at most; a gradient counts as [`weight`] says. However long a file
+/// is, that is about 1 GiB of memory.
 pub const KEPT_MAX: usize = 16 << 20;
+
+/// Characters of what [`short`] returns, at most.
+const SHORT_CHARS: usize = 64;
+
+/// Bytes of memory, about, for which an event counts.
+const WEIGHT_BYTES: usize = 64;
+
+/// As how many events a gradient with this name counts: its name is kept three times, in the event,
+/// in its step and in the key by which steps are compared.
+pub fn weight(name: &str) -> usize {
+    8 + 3 * name.len() / WEIGHT_BYTES
+}
 
 /// An event; what it does not have is empty or 0.
 #[derive(Deserialize)]
@@ -63,6 +76,11 @@ pub struct Fields {
     pub bytes: Value,
     #[serde(default)]
     pub batch_ms: Value,
+}
+
+/// A number or name as it is kept: short.
+pub fn short(value: &Value) -> String {
+    value.to_string().chars().take(SHORT_CHARS).collect()
 }
 
 impl Event {

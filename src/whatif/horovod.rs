@@ -5,7 +5,7 @@
 //! never go back. A tensor that is ready again begins the next step. The file has no end while
 //! Horovod runs.
 
-use super::event::{Event, KEPT_MAX, bytes_of};
+use super::event::{Event, KEPT_MAX, bytes_of, weight};
 use super::spans::Spans;
 use super::steps::{self, Ready, Step};
 use super::trace::{Trace, shown};
@@ -91,12 +91,12 @@ impl Horovod {
             )));
         }
         self.last = now;
-        self.kept += 1;
-        if self.kept > KEPT_MAX {
-            let reason = format!("more than {KEPT_MAX} events; record fewer steps");
-            return Err(event.wrong(&reason));
-        }
         let tensor = self.tensors.entry(pid).or_default();
+        self.kept += match event.name == NEGOTIATE {
+            true => weight(tensor.name.as_deref().unwrap_or_default()),
+            false => 1,
+        };
+        check_kept(self.kept, event)?;
         match event.ph.as_str() {
             "B" => {
                 let phase = phase(&event.name);
@@ -151,6 +151,8 @@ impl Horovod {
             let reason = format!("more than {TENSORS_MAX} processes or tensors");
             return Err(event.wrong(&reason));
         }
+        self.kept += weight(name);
+        check_kept(self.kept, event)?;
         self.tensors.entry(pid).or_default().name = Some(name.into());
         Ok(())
     }
@@ -230,6 +232,14 @@ impl Horovod {
             forward_us: None,
         }
     }
+}
+
+fn check_kept(kept: usize, event: &Event) -> Result<(), String> {
+    if kept > KEPT_MAX {
+        let reason = format!("more than {KEPT_MAX} events; record fewer steps");
+        return Err(event.wrong(&reason));
+    }
+    Ok(())
 }
 
 fn earliest(reductions: &[Reduction]) -> f64 {

@@ -7,7 +7,7 @@
 //! computation, `communication.rs` says.
 
 use super::communication::{Communication, Kind, Measured};
-use super::event::{Event, KEPT_MAX, bytes_of};
+use super::event::{Event, KEPT_MAX, bytes_of, short, weight};
 use super::steps::{self, Ready, Step};
 use super::trace::{Trace, shown};
 use crate::types::DataType;
@@ -79,7 +79,11 @@ impl Profile {
             return Ok(());
         }
         let (start, end) = event.span()?;
-        self.kept += 1;
+        let label = match is_gradient {
+            true => short(&event.args.dims[0]),
+            false => String::new(),
+        };
+        self.kept += if is_gradient { weight(&label) } else { 1 };
         if self.kept > KEPT_MAX {
             let reason = format!("more than {KEPT_MAX} events of steps; profile fewer steps");
             return Err(event.wrong(&reason));
@@ -101,13 +105,13 @@ impl Profile {
             }
         } else if is_gradient {
             let thread = self.thread(event);
-            self.processes.insert(event.pid.to_string());
+            self.processes.insert(short(&event.pid));
             self.gradients.push(Accumulated {
                 start,
                 end,
                 thread,
                 shape: shape(&event.args.dims, &event.args.types),
-                label: event.args.dims[0].to_string(),
+                label,
             });
         } else if is_backward {
             self.backward.push(start);
@@ -118,7 +122,7 @@ impl Profile {
     }
 
     fn thread(&mut self, event: &Event) -> usize {
-        let key = (event.pid.to_string(), event.tid.to_string());
+        let key = (short(&event.pid), short(&event.tid));
         let next = self.threads.len();
         let thread = *self.threads.entry(key).or_insert(next);
         if thread == next {

@@ -1,7 +1,7 @@
 //! Our own timeline, which `linerate replay --trace-out` writes: a process per rank, a span
 //! `backward N` per step, and a mark of the category `gradient` when a gradient is ready.
 
-use super::event::{Event, KEPT_MAX};
+use super::event::{Event, KEPT_MAX, weight};
 use super::steps::{self, Ready, Step};
 use super::trace::{TENSOR_BYTES_MAX, Trace, shown};
 use crate::types::DataType;
@@ -40,7 +40,7 @@ impl Timeline {
             return Ok(());
         }
         let (start, _) = event.span()?;
-        self.kept += 1;
+        self.kept += if is_gradient { weight(&event.name) } else { 1 };
         if self.kept > KEPT_MAX {
             let reason = format!("more than {KEPT_MAX} events of steps; replay fewer steps");
             return Err(event.wrong(&reason));
