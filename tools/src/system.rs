@@ -1,6 +1,7 @@
 //! What the kernel says about this machine, from /proc and /sys. Parsing is pure; reading gives
 //! `None` where a file is missing.
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
@@ -32,6 +33,21 @@ pub fn waited_for_processor() -> Option<Duration> {
     let of_thread = |folder: std::fs::DirEntry| wait_of(&read(folder.path().join("schedstat"))?);
     let waits = threads.filter_map(|folder| of_thread(folder.ok()?));
     Some(waits.sum())
+}
+
+/// How long processors have run the threads of this process, so far.
+pub fn processor_time() -> Duration {
+    time_of(ClockId::ProcessCPUTime)
+}
+
+/// How long processors have run this thread, so far.
+pub fn processor_time_of_thread() -> Duration {
+    time_of(ClockId::ThreadCPUTime)
+}
+
+fn time_of(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// The second number of a schedstat file, nanoseconds.
@@ -84,6 +100,15 @@ mod tests {
         let waited = wait_of("1200 257584 9");
         assert_eq!(waited, Some(Duration::from_nanos(257584)));
         assert_eq!(wait_of("1200"), None);
+    }
+
+    #[test]
+    fn a_thread_that_works_takes_processor_time_of_its_process() {
+        let (before, all_before) = (processor_time_of_thread(), processor_time());
+        while processor_time_of_thread() == before {
+            std::hint::spin_loop();
+        }
+        assert!(processor_time() > all_before);
     }
 
     #[test]

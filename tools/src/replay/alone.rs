@@ -36,7 +36,8 @@ impl Runner<'_> {
         self.comm.barrier()?;
         let origin = self.fusion.now();
         let last_us = self.trace.gradients.last().map_or(0.0, |last| last.wait_us);
-        self.compute_until(origin.after(Duration::from_secs_f64(last_us / 1e6)));
+        let last = Duration::from_secs_f64(last_us / 1e6);
+        self.compute(last, origin.after(last));
         let start = self.fusion.now();
         self.for_each_part(flush, &target, copy)?;
         self.comm.all_reduce(&target, ReduceOp::Sum)?;

@@ -51,6 +51,9 @@ pub enum Compute {
     Sleep,
     /// Keep one core busy.
     Spin,
+    /// Keep one core busy for as much processor time as the trace says: what else takes the core
+    /// makes the computation longer, and gradients ready later.
+    Work,
 }
 
 /// Replay the gradients of a real model through fusion and allreduce.

@@ -175,6 +175,9 @@ fn to_json(results: &Results, median: usize) -> Value {
             "step_ms": numbers.step_ms,
             "exposed_ms": numbers.exposed_ms,
             "last_flush_alone_ms": step.alone.as_secs_f64() * 1e3,
+            "backward_ms": ms(step.slowest.backward_end),
+            "backward_alone_ms": backward_alone_ms(step),
+            "processor_ms": step.processor.as_secs_f64() * 1e3,
             "overlap": numbers.overlap,
             "busbw": numbers.busbw,
             "scaling_factor": numbers.scaling_factor,
@@ -275,6 +278,12 @@ fn flush_busbw(flush: &FlushReport, ranks: u32) -> f64 {
     )
 }
 
+/// Of the computation without communication, where that can differ.
+fn backward_alone_ms(step: &Step) -> Option<f64> {
+    let alone = step.computed_alone;
+    (!alone.is_zero()).then_some(alone.as_secs_f64() * 1e3)
+}
+
 fn ms(time: Time) -> f64 {
     time.0 as f64 / 1e6
 }
@@ -290,5 +299,6 @@ fn compute_name(compute: Compute) -> &'static str {
     match compute {
         Compute::Sleep => "sleep",
         Compute::Spin => "spin",
+        Compute::Work => "work",
     }
 }

@@ -117,18 +117,22 @@ impl Runner<'_> {
         for (tensor, buffer) in self.tensors.iter().enumerate() {
             self.values.fill(buffer, tensor, index)?;
         }
+        let computed_alone = self.compute_alone()?;
         let waited_before = system::waited_for_processor();
+        let processor_before = system::processor_time();
         self.comm.barrier()?;
         let origin = self.fusion.now();
         let mut ready_us = 0.0;
         let mut ready = Vec::with_capacity(self.tensors.len());
         for (tensor, gradient) in self.trace.gradients.iter().enumerate() {
             ready_us += gradient.wait_us;
-            self.compute_until(origin.after(Duration::from_secs_f64(ready_us / 1e6)));
+            let wait = Duration::from_secs_f64(gradient.wait_us / 1e6);
+            self.compute(wait, origin.after(Duration::from_secs_f64(ready_us / 1e6)));
             ready.push(self.fusion.now());
             self.fusion.announce(tensor, &self.tensors[tensor])?;
         }
         let report = self.fusion.wait()?;
+        let processor = system::processor_time().saturating_sub(processor_before);
         let waited = system::waited_for_processor().zip(waited_before);
         let wrong: u64 = (self.tensors.iter().enumerate())
             .map(|(tensor, buffer)| self.values.count_wrong(buffer, tensor, index))
@@ -144,14 +148,31 @@ impl Runner<'_> {
                 after.saturating_sub(before)
             }),
             wrong,
+            processor,
+            computed_alone,
         };
         let words = summary::encode(&report, &ready, origin, first, seen);
         let words = self.gather(&words)?;
         Ok(summary::decode(&words, &report, ready.len()))
     }
 
-    /// What stands for the computation until a gradient is ready.
-    pub fn compute_until(&self, ready: Time) {
+    /// How long the computation takes that others can delay, while all ranks compute and none
+    /// communicates; zero where nothing can delay it.
+    fn compute_alone(&self) -> Result<Duration> {
+        if self.args.compute != Compute::Work {
+            return Ok(Duration::ZERO);
+        }
+        self.comm.barrier()?;
+        let origin = self.fusion.now();
+        self.compute(
+            Duration::from_secs_f64(self.trace.backward_us() / 1e6),
+            origin,
+        );
+        Ok(self.fusion.now().since(origin))
+    }
+
+    /// What stands for a computation of `wait`, whose gradient is `ready` in the trace.
+    pub fn compute(&self, wait: Duration, ready: Time) {
         match self.args.compute {
             Compute::Sleep => {
                 let rest = ready.since(self.fusion.now());
@@ -161,6 +182,12 @@ impl Runner<'_> {
             }
             Compute::Spin => {
                 while self.fusion.now() < ready {
+                    std::hint::spin_loop();
+                }
+            }
+            Compute::Work => {
+                let end = system::processor_time_of_thread() + wait;
+                while system::processor_time_of_thread() < end {
                     std::hint::spin_loop();
                 }
             }

@@ -17,7 +17,7 @@ use linerate::transport::Time;
 use std::time::Duration;
 
 /// Words of a rank's step before those of its flushes; see [`encode`].
-const HEADER_WORDS: usize = 7;
+const HEADER_WORDS: usize = 9;
 
 /// Words of a flush: ready, start, end. After those of all flushes comes one per gradient: ready.
 const FLUSH_WORDS: usize = 3;
@@ -41,6 +41,11 @@ pub struct Step {
     pub waited: Duration,
     /// Elements whose sum was wrong, on all ranks.
     pub wrong: u64,
+    /// How long processors ran the threads of all ranks, from the barrier until all was reduced.
+    pub processor: Duration,
+    /// How long the computation took while no rank communicated, on the slowest rank; zero where
+    /// nothing could delay it.
+    pub computed_alone: Duration,
 }
 
 /// What a rank sees of a step beside the report of its fusion.
@@ -52,6 +57,10 @@ pub struct Seen {
     pub waited: Duration,
     /// Elements whose sum was wrong.
     pub wrong: u64,
+    /// How long processors ran its threads.
+    pub processor: Duration,
+    /// How long its computation took by itself.
+    pub computed_alone: Duration,
 }
 
 /// What one rank tells the others of a step; `origin` is the start of its backward pass, `first`
@@ -72,6 +81,8 @@ pub fn encode(
         seen.alone.start.0,
         seen.alone.end.0,
         seen.waited.as_nanos() as u64,
+        seen.processor.as_nanos() as u64,
+        seen.computed_alone.as_nanos() as u64,
     ];
     for flush in &report.flushes {
         words.extend([flush.ready, flush.start, flush.end].map(since));
@@ -114,11 +125,17 @@ pub fn decode(words: &[u64], own: &StepReport, gradients_count: usize) -> Step {
         let of_ranks = words.chunks_exact(words_per_rank).map(|rank| rank[word]);
         Time(of_ranks.max().unwrap_or(0))
     };
+    let sum = |word: usize| -> u64 {
+        let of_ranks = words.chunks_exact(words_per_rank).map(|rank| rank[word]);
+        of_ranks.sum()
+    };
     Step {
         begin: Time(words[0]),
         alone: latest(5).since(latest(4)),
         waited: Duration::from_nanos(latest(6).0),
-        wrong: words.chunks_exact(words_per_rank).map(|rank| rank[3]).sum(),
+        wrong: sum(3),
+        processor: Duration::from_nanos(sum(7)),
+        computed_alone: Duration::from_nanos(latest(8).0),
         gradients: (words.chunks_exact(words_per_rank))
             .map(|rank| rank[flushes_end..].iter().copied().map(Time).collect())
             .collect(),
@@ -230,6 +247,8 @@ mod tests {
             },
             waited: Duration::from_nanos(waited),
             wrong,
+            processor: Duration::from_nanos(2 * waited),
+            computed_alone: Duration::from_nanos(end),
         };
         let mut words = encode(
             &a,
@@ -252,6 +271,12 @@ mod tests {
         );
         assert_eq!(step.alone, Duration::from_nanos(20));
         assert_eq!(step.waited, Duration::from_nanos(14));
+        assert_eq!(
+            step.processor,
+            Duration::from_nanos(12 + 28),
+            "of all ranks"
+        );
+        assert_eq!(step.computed_alone, Duration::from_nanos(32));
         assert_eq!(step.ranks[1].flushes[1].start, Time(33));
         assert_eq!(step.gradients, [[Time(7)], [Time(3)]]);
         assert_eq!(

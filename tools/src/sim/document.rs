@@ -17,6 +17,8 @@ pub struct Document {
     pub chunk_bytes: u64,
     /// A row for each size and algorithm.
     pub results: Vec<Row>,
+    /// The time of all rows together, where they are the exchanges of one allreduce.
+    pub total_us: Option<f64>,
     /// A step of training, if that was asked for.
     pub step: Option<Step>,
 }
@@ -53,6 +55,7 @@ impl Document {
             },
             chunk_bytes: args.chunk(),
             results: Vec::new(),
+            total_us: None,
             step: None,
         }
     }

@@ -6,6 +6,7 @@
 
 mod document;
 mod engines;
+mod oktopk;
 mod print;
 mod step;
 
@@ -47,6 +48,8 @@ pub enum What {
     Collective(Collective),
     /// A step of training.
     Step,
+    /// A sparse allreduce.
+    OkTopk,
 }
 
 impl FromStr for What {
@@ -55,9 +58,12 @@ impl FromStr for What {
     fn from_str(text: &str) -> Result<What, String> {
         match text {
             "step" => Ok(What::Step),
+            "oktopk" => Ok(What::OkTopk),
             _ => match Collective::from_str(text) {
                 Ok(collective) => Ok(What::Collective(collective)),
-                Err(error) => Err(format!("{error}; or step, for a step of training")),
+                Err(error) => Err(format!(
+                    "{error}; or step, for a step of training, or oktopk, for a sparse allreduce"
+                )),
             },
         }
     }
@@ -67,9 +73,9 @@ impl FromStr for What {
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct SimArgs {
-    /// A collective (allreduce, allgather, ...), or step: the gradients of a trace, fused and
-    /// reduced
-    #[arg(value_name = "COLLECTIVE|step")]
+    /// A collective (allreduce, allgather, ...); step: the gradients of a trace, fused and reduced;
+    /// or oktopk: the exchanges of a sparse allreduce of a vector of f32
+    #[arg(value_name = "COLLECTIVE|step|oktopk")]
     pub what: What,
     /// Number of ranks: one for each GPU
     #[arg(long, default_value_t = 64)]
@@ -104,6 +110,9 @@ pub struct SimArgs {
     /// Bytes of a chunk (K, M, G); default 256K
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub chunk: Option<u64>,
+    /// Share of the elements that oktopk keeps
+    #[arg(long, default_value_t = 0.01, value_name = "SHARE")]
+    pub density: f64,
     /// What takes the virtual time
     #[arg(long, value_enum, default_value = "schedule")]
     pub level: Level,
@@ -201,6 +210,7 @@ fn simulate(args: &SimArgs, fabric: &Fabric) -> Result<Document, String> {
             document.step = Some(step::Step::new(args, fabric)?);
             return Ok(document);
         }
+        What::OkTopk => return oktopk::run(args, fabric, document),
     };
     let calls = calls(args, fabric, collective)?;
     let mut engines = match args.level {

@@ -25,6 +25,14 @@ pub fn text(document: &Document) -> String {
         Some(step) => lines.extend(step_lines(step)),
         None => lines.extend(table(&document.results)),
     }
+    if let Some(total_us) = document.total_us {
+        let rows = document.results.iter();
+        let names: Vec<&str> = rows.map(|row| &*row.collective).collect();
+        lines.push(format!(
+            "# together {total_us:.3} us: {} of entries, {} of their numbers, {} of the largest",
+            names[0], names[1], names[2]
+        ));
+    }
     // What the last row's time goes to: it is the longest one.
     let flushes = document.step.iter().flat_map(|step| &step.flushes);
     let last = (flushes.map(|flush| &flush.call).next_back()).or(document.results.last());

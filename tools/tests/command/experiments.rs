@@ -246,3 +246,104 @@ fn workers_that_are_alike_keep_every_bound_with_little_and_with_much_to_send() {
     }
     std::fs::remove_dir_all(&scratch).unwrap();
 }
+
+/// A ring of two sends half of a vector twice: the line is what it needs, besides two messages.
+#[test]
+fn lengths_that_fill_the_line_are_worked_out_and_simulated() {
+    let line = "experiment saturate --ranks 2,16 --gbit 100 --latency-us 2 --json -";
+    let (code, stdout, stderr) = run(line);
+    assert_eq!(code, Some(0), "{stderr}");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    let rows = document["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    for row in rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        let wanted = number("share");
+        assert!(number("predicted") >= wanted, "{row}");
+        assert!(
+            (number("simulated") / number("predicted") - 1.0).abs() < 0.05,
+            "{row}"
+        );
+        assert!(row["bytes"].as_u64().unwrap().is_power_of_two());
+    }
+    // Two ranks exchange halves, twice, and each time a message of 2 us comes before its bytes, or
+    // all at once: half of the line at the length of which the bytes take as long as the latency.
+    let bytes = rows[0]["bytes"].as_f64().unwrap();
+    assert!(
+        (2.0 * 12_500.0..=6.0 * 12_500.0).contains(&bytes),
+        "{bytes}"
+    );
+    assert_eq!(rows[0]["limited_by"], "latency");
+    let points = document["points"].as_array().unwrap();
+    assert_eq!(points[0]["figure"], "An allreduce at 100 Gbit/s");
+    let (code, _, stderr) = run("experiment saturate --ranks 1");
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("a line needs 2 ranks"), "{stderr}");
+}
+
+/// The paper's numbers beside the model's, and a report with the figures.
+#[test]
+fn figures_of_the_network_paper_have_its_numbers_and_become_plots() {
+    let folder = scratch("experiment-whatif");
+    let json = folder.join("whatif.json");
+    let (code, stdout, stderr) = run(&format!(
+        "experiment whatif --models resnet50 --no-replay --json {}",
+        json.display()
+    ));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("# Figure 6: resnet50"), "{stdout}");
+    let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let rows = document["results"].as_array().unwrap();
+    let value = |figure: &str, series: &str, x: f64| {
+        let is_it = |row: &&Value| {
+            let text = |name: &str| row[name].as_str().unwrap();
+            text("figure").starts_with(figure) && text("series") == series && row["x"] == x
+        };
+        rows.iter().find(is_it).unwrap()["y"].as_f64().unwrap()
+    };
+    assert_eq!(value("Figure 1", "paper, Horovod measured", 8.0), 0.716);
+    assert_eq!(value("Figure 3", "paper, 2 servers measured", 1.0), 0.13);
+    assert!((value("Figure 3", "model, 2 servers", 1.0) - 0.144).abs() < 5e-4);
+    assert!((value("Figure 6", "model, GPUs count", 10.0) - 0.5397).abs() < 5e-5);
+    assert!(value("Figure 1", "linerate, simulated", 8.0) > 0.99);
+    // What the paper measured is that of a network of 15.7 Gbit/s.
+    let reached = "model, 15.7 Gbit/s reached at most";
+    assert!((value("Figure 6", reached, 100.0) - 0.716).abs() < 1e-6);
+    let page = folder.join("page.html");
+    let (code, _, stderr) = run(&format!("report {} -o {}", json.display(), page.display()));
+    assert_eq!(code, Some(0), "{stderr}");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert_eq!(page.matches("<svg").count(), 6, "{page}");
+    assert!(page.contains(">paper, Horovod measured<"));
+}
+
+#[test]
+fn the_replayed_figures_measure_this_host() {
+    let (code, stdout, stderr) =
+        run("experiment whatif --models resnet50 --ranks 2 --steps 1 --gbit 10 --json -");
+    assert_eq!(code, Some(0), "{stderr}");
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    let rows = document["results"].as_array().unwrap();
+    let of = |figure: &str| {
+        let is_it = |row: &&Value| {
+            row["figure"].as_str().unwrap().starts_with(figure) && row["is_measured"] == true
+        };
+        rows.iter()
+            .filter(is_it)
+            .map(|row| row["y"].as_f64().unwrap())
+            .collect::<Vec<f64>>()
+    };
+    // Alone and communicating; a share of the link and of the cores is above 0 and not above 1.
+    let backward = of("Figure 2");
+    assert!(
+        backward.len() == 2 && backward.iter().all(|ms| *ms >= 64.0),
+        "{backward:?}"
+    );
+    for figure in ["Figure 4", "Figure 5"] {
+        let shares = of(figure);
+        assert!(
+            shares.len() == 1 && shares[0] > 0.0 && shares[0] <= 1.05,
+            "{figure} {shares:?}"
+        );
+    }
+}

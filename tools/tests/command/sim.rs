@@ -63,6 +63,36 @@ fn a_step_of_training_has_flushes_one_after_another() {
 }
 
 #[test]
+fn a_sparse_allreduce_sends_what_its_density_says() {
+    let line = "oktopk --ranks 16 --fabric 100g -e 64M";
+    let of = |density: &str| document(&format!("{line} --density {density}"));
+    let sparse = of("0.01");
+    let rows = sparse["results"].as_array().unwrap();
+    let bytes: Vec<_> = rows
+        .iter()
+        .map(|row| row["bytes"].as_u64().unwrap())
+        .collect();
+    // 1 % of 16 Mi elements, of 8 bytes each.
+    assert_eq!(bytes, [167_773 * 8, 64, 167_773 * 8]);
+    let us = |row: &Value| row["time_us"].as_f64().unwrap();
+    let total = sparse["total_us"].as_f64().unwrap();
+    assert!((rows.iter().map(us).sum::<f64>() - total).abs() < 1e-9);
+    // Twice 15/16 of the entries at 12.5 GB/s, and at least one latency for each exchange.
+    let wire = 2.0 * 15.0 / 16.0 * (167_773.0 * 8.0) / 12.5e3;
+    assert!(total > wire + 6.0 && total < 1.6 * wire, "{total} {wire}");
+    let dense = document("allreduce --ranks 16 --fabric 100g -e 64M");
+    assert!(total < 0.1 * us(&dense["results"][0]), "{dense}");
+    for (line, named) in [
+        ("sim oktopk --density 0", "--density is 0"),
+        ("sim oktopk --algo ring", "oktopk takes -e and --density"),
+    ] {
+        let (code, _, stderr) = run(line);
+        assert_eq!(code, Some(2), "{line}");
+        assert!(stderr.contains(named), "{stderr}");
+    }
+}
+
+#[test]
 fn a_sweep_becomes_a_page_with_a_plot() {
     let folder = scratch("sim-report");
     let [json, page] = ["sim.json", "sim.html"].map(|name| folder.join(name));

@@ -6,26 +6,26 @@ use linerate::whatif::{Additions, FlushRule, Trace, WhatIf};
 use linerate_job::child::{self, number};
 use linerate_job::output;
 use linerate_job::plot::PlotPoint;
-use std::time::Instant;
 
 /// Below this a step takes seconds, and few are replayed.
 const SLOW_GBIT: f64 = 5.0;
 const SLOW_STEPS_MAX: u32 = 3;
 
-/// A replay.
+/// The median step of a replay.
 struct Replayed {
-    /// The backward pass, and a step, as measured.
-    backward_ms: f64,
     step_ms: f64,
-    /// Processor time of all ranks, divided by the time that the command took and by the cores.
+    backward_ms: f64,
+    /// The same computation while nobody communicates; of a computation that sleeps that of the
+    /// trace.
+    backward_alone_ms: f64,
+    /// Processor time of all ranks, divided by the time of the step and by the cores.
     processors: f64,
 }
 
 fn replay(
     args: &BottleneckArgs,
     trace: &Trace,
-    ranks: u32,
-    gbit: f64,
+    (ranks, gbit): (u32, f64),
     compute: &str,
 ) -> Result<Replayed, String> {
     output::print_error(&format!(
@@ -42,35 +42,23 @@ fn replay(
         format!("--steps={steps}"),
         format!("--compute={compute}"),
     ];
-    let (began, used) = (Instant::now(), children_seconds()?);
     let document = child::run(&words, "tcp", ranks, gbit)?;
-    let seconds = began.elapsed().as_secs_f64();
+    let median = number(&document["median_step"])? as usize;
+    let step = &document["steps"][median];
+    let step_ms = number(&step["step_ms"])?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     Ok(Replayed {
-        backward_ms: number(&document["backward_ms"])?,
-        step_ms: number(&document["step_ms"])?,
-        processors: (children_seconds()? - used) / seconds / cores,
+        step_ms,
+        backward_ms: number(&step["backward_ms"])?,
+        backward_alone_ms: step["backward_alone_ms"]
+            .as_f64()
+            .unwrap_or(trace.backward_us() / 1e3),
+        processors: number(&step["processor_ms"])? / step_ms / cores,
     })
 }
 
-/// Processor time of all processes that this one has waited for, and of theirs, in seconds.
-fn children_seconds() -> Result<f64, String> {
-    let text = std::fs::read_to_string("/proc/self/stat").map_err(|cause| cause.to_string())?;
-    // The name may have blanks: fields are counted after its parenthesis, from the state on, which
-    // is the third. Times of children are the 16th and 17th, in hundredths of a second.
-    let fields = text.rsplit(')').next().unwrap_or_default();
-    let fields: Vec<&str> = fields.split_whitespace().collect();
-    let ticks = |number: usize| {
-        fields
-            .get(number - 3)
-            .and_then(|field| field.parse::<f64>().ok())
-    };
-    let both = ticks(16).zip(ticks(17));
-    let (user, system) = both.ok_or("/proc/self/stat has no times of children")?;
-    Ok((user + system) / 100.0)
-}
-
-/// Figure 2: does communication slow computation? Ranks keep a core busy while a GPU would compute.
+/// Figure 2: does communication slow computation? Ranks do work of the processor where a GPU would
+/// compute: all by themselves, and while they communicate.
 pub fn of_computation(
     args: &BottleneckArgs,
     models: &[(usize, Trace)],
@@ -79,14 +67,18 @@ pub fn of_computation(
     for (_, trace) in models {
         let mut figure = Figure {
             rows: &mut *rows,
-            title: format!("Figure 2: backward pass of {}, on busy cores", trace.name),
+            title: format!(
+                "Figure 2: backward pass of {}, work of processors",
+                trace.name
+            ),
             x: ("ranks", true),
             y: "ms",
         };
-        for &ranks in [1].iter().chain(&args.ranks) {
-            let replayed = replay(args, trace, ranks, f64::INFINITY, "spin")?;
-            figure.add("replay", true, f64::from(ranks), replayed.backward_ms);
-            figure.add("trace", false, f64::from(ranks), trace.backward_us() / 1e3);
+        for &ranks in &args.ranks {
+            let replayed = replay(args, trace, (ranks, f64::INFINITY), "work")?;
+            let x = f64::from(ranks);
+            figure.add("replay, alone", true, x, replayed.backward_alone_ms);
+            figure.add("replay, communicating", true, x, replayed.backward_ms);
         }
     }
     Ok(())
@@ -114,7 +106,7 @@ pub fn of_links(
         };
         for &ranks in &args.ranks {
             for &gbit in &args.gbit {
-                let replayed = replay(args, trace, ranks, gbit, "sleep")?;
+                let replayed = replay(args, trace, (ranks, gbit), "sleep")?;
                 processors.push((trace.name.clone(), ranks, gbit, replayed.processors));
                 if limited.contains(&gbit) {
                     let n = f64::from(ranks);
