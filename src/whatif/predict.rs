@@ -52,7 +52,7 @@ pub struct WhatIf {
     /// The type as which elements are sent and added; none: each gradient's own.
     pub wire_dtype: Option<DataType>,
     /// Bytes of gradients per second that a GPU packs, compresses and converts, once before a flush
-    /// is sent, and once after; infinity for no time.
+    /// is sent, and once after, while the link does something else; infinity for no time.
     pub packing_bytes_per_second: f64,
     /// Share of the link that the transport reaches, above 0 and at most 1.
     pub link_share: f64,

@@ -31,6 +31,8 @@ pub struct Step {
 struct Queue<'w> {
     whatif: &'w WhatIf,
     free_ms: f64,
+    /// When the last operation was done, and its gradients unpacked.
+    done_ms: f64,
     busy_ms: f64,
     exposed: Cost,
     slowed: Slowed,
@@ -42,6 +44,7 @@ impl<'w> Queue<'w> {
         Queue {
             whatif,
             free_ms: 0.0,
+            done_ms: 0.0,
             busy_ms: 0.0,
             exposed: Cost::default(),
             slowed: Slowed::new(whatif.slowing, backward_ms),
@@ -49,8 +52,9 @@ impl<'w> Queue<'w> {
         }
     }
 
-    /// Does this as soon as the link is free.
-    fn run(&mut self, ready_ms: f64, mut cost: Cost) {
+    /// Does this as soon as the link is free. Gradients are packed before that, and unpacked after,
+    /// while the link does something else. Gives when all is done.
+    fn run(&mut self, ready_ms: f64, mut cost: Cost) -> f64 {
         if ready_ms > self.free_ms {
             self.exposed = Cost::default();
         }
@@ -59,20 +63,23 @@ impl<'w> Queue<'w> {
             true => ready_ms + self.whatif.cycle_us / 2e3,
             false => ready_ms,
         };
-        let start_ms = self.free_ms.max(looked_at_ms);
-        let end_ms = start_ms + cost.total();
+        let packing_ms = cost.packing / 2.0;
+        let start_ms = self.free_ms.max(looked_at_ms + packing_ms);
+        let end_ms = start_ms + cost.total() - cost.packing;
         self.slowed.add(start_ms, end_ms);
-        cost.operations += start_ms - self.free_ms.max(ready_ms);
+        cost.operations += self.free_ms.max(looked_at_ms) - self.free_ms.max(ready_ms);
         self.free_ms = end_ms;
+        self.done_ms = self.done_ms.max(end_ms + packing_ms);
         self.exposed = self.exposed.plus(cost);
         // A link works at its whole rate or waits: what the transport does not reach is waiting.
         self.busy_ms += cost.wire * self.whatif.link_share;
         self.operations += 1;
+        end_ms + packing_ms
     }
 
     fn end(self, backward_ms: f64) -> Step {
         let slowed_ms = self.slowed.end_ms(backward_ms) - backward_ms;
-        let sync_ms = self.free_ms.max(backward_ms + slowed_ms);
+        let sync_ms = self.done_ms.max(backward_ms + slowed_ms);
         Step {
             sync_ms,
             overhead_ms: sync_ms - backward_ms,
@@ -137,7 +144,8 @@ pub fn by_priority(
         )));
     }
     let mut queue = Queue::new(whatif, backward_ms);
-    let mut reduced_ms = vec![0.0; trace.gradients.len()];
+    let mut came_ms = vec![0.0; trace.gradients.len()];
+    let mut reduced_ms = came_ms.clone();
     // What is ready: a gradient's place in the backward pass, and the parts that are left.
     let mut ready: BinaryHeap<(usize, u64)> = BinaryHeap::new();
     let (mut next, mut alone_ms) = (0, 0.0);
@@ -146,12 +154,13 @@ pub fn by_priority(
         gradient.map(|gradient| before_ms + gradient.wait_us / 1e3)
     };
     loop {
-        let came_ms = ready_alone_ms(next, alone_ms).map(|ms| (ms, queue.slowed.end_ms(ms)));
-        if let Some((ms, came_ms)) = came_ms
-            && (ready.is_empty() || came_ms <= queue.free_ms)
+        let coming = ready_alone_ms(next, alone_ms).map(|ms| (ms, queue.slowed.end_ms(ms)));
+        if let Some((ms, ready_ms)) = coming
+            && (ready.is_empty() || ready_ms <= queue.free_ms)
         {
             let parts = trace.gradients[next].bytes.div_ceil(partition_bytes);
-            reduced_ms[next] = came_ms;
+            reduced_ms[next] = ready_ms;
+            came_ms[next] = ready_ms;
             if parts > 0 {
                 ready.push((next, parts));
             }
@@ -173,8 +182,7 @@ pub fn by_priority(
             sent: whole.sent * share,
             count: whole.count * share,
         });
-        queue.run(reduced_ms[at], cost);
-        reduced_ms[at] = queue.free_ms;
+        reduced_ms[at] = queue.run(came_ms[at], cost);
         if parts > 1 {
             ready.push((at, parts - 1));
         }

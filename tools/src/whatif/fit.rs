@@ -1,7 +1,7 @@
 //! `linerate whatif --measured FILE`: which overheads explain measured scaling factors.
 
 use super::{CountBy, WhatIfArgs};
-use linerate::whatif::{Fit, Measured, Trace, WhatIf};
+use linerate::whatif::{Fit, Fitted, Measured, Overhead as Kind, Trace, WhatIf};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -94,6 +94,20 @@ fn parse(text: &str, gpus_each: u32) -> Result<Vec<Measured>, String> {
     Ok(points)
 }
 
+fn in_words(one: &Fitted) -> String {
+    match one.overhead {
+        Kind::LinkShare => format!(
+            "a transport that reaches {:.0} % of the link",
+            100.0 * one.alone
+        ),
+        Kind::Operation => format!("{:.0} us of each operation besides its bytes", one.alone),
+        Kind::Slowing => format!(
+            "a computation that takes {:.2} times as long while communication runs",
+            1.0 + one.alone
+        ),
+    }
+}
+
 impl Report {
     fn new(fit: &Fit, points: &[Measured]) -> Report {
         let gap = fit.rms_ideal;
@@ -123,10 +137,9 @@ impl Report {
             rms: fit.rms,
             verdict: match explains(best.rms_alone) > 0.5 {
                 true => format!(
-                    "Of the gap between the model and what was measured (in the mean {gap:.3}), one overhead alone explains {:.0} %: {} of {:.4}.",
+                    "Of the gap between the model and what was measured (in the mean {gap:.3}), one overhead alone explains {:.0} %: {}.",
                     100.0 * explains(best.rms_alone),
-                    best.overhead.name(),
-                    best.alone
+                    in_words(&best)
                 ),
                 false => format!(
                     "No single overhead explains the gap between the model and what was measured (in the mean {gap:.3}); all three leave {:.3}.",

@@ -21,7 +21,7 @@ const SLOW_GBIT: f64 = 1.0;
 const SLOW_STEPS_MAX: u32 = 3;
 /// Bytes of the long allreduce over a slow network; over others it is the longest flush, within
 /// these bounds.
-const SLOW_BYTES: u64 = 4 << 20;
+const SLOW_BYTES: u64 = 16 << 20;
 const LONG_BYTES: (u64, u64) = (1 << 20, 64 << 20);
 /// Ranks and Gbit/s of the link that the kernel limits beside the one that linerate limits itself:
 /// both should give equal times.
@@ -244,7 +244,7 @@ impl Point {
 fn copied_bytes_per_second(ranks: u32) -> f64 {
     let copy = || {
         let from = vec![1u8; COPIED_BYTES];
-        let mut to = vec![0u8; COPIED_BYTES];
+        let mut to = from.clone();
         let start = Instant::now();
         for _ in 0..COPIES {
             to.copy_from_slice(std::hint::black_box(&from));
