@@ -16,8 +16,8 @@ const SERVERS_MAX: u32 = 1 << 20;
 /// How the gradients of a flush are reduced. Its text is what `linerate whatif --algo` takes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Algorithm {
-    /// `ring`: the ring of the published model. Each link carries `2 S (N - 1) / N` bytes of a flush
-    /// of `S`.
+    /// `ring`: the ring of the published model. Each link carries `2 S (N - 1) / N` bytes of a
+    /// flush of `S`.
     #[default]
     Ring,
     /// `auto`: for each flush the schedule of linerate that is cheapest by the prices of messages
@@ -35,8 +35,8 @@ pub enum Algorithm {
         /// Above 0, at most 1; rounded up to whole GPUs.
         share: f64,
     },
-    /// `ps:SERVERS`: members push to servers, which add, and pull. Each server has one part of every
-    /// flush, and a link of its own as fast as that of a member.
+    /// `ps:SERVERS`: members push to servers, which add, and pull. Each server has one part of
+    /// every flush, and a link of its own as fast as that of a member.
     ParameterServer {
         /// From 1.
         servers: u32,

@@ -1,7 +1,7 @@
 //! Algorithms other than the published ring, beside costs that were worked out by hand.
 
 use super::algorithm::Algorithm;
-use super::predict::{LimitedBy, Members, WhatIf};
+use super::model::{LimitedBy, Members, WhatIf};
 use super::trace::{Gradient, Trace};
 use crate::cost::Additions;
 use crate::fusion::FusionOptions;
@@ -53,7 +53,8 @@ fn each_algorithm_takes_what_is_worked_out_by_hand() {
     near(sync_ms(&base(Algorithm::Ring)), 34.0);
     // The switch: 8 ms each, 10 to 18, 20 to 28.
     near(sync_ms(&base(Algorithm::SwitchMl)), 28.0);
-    // Two servers for four workers: each server gets half of four vectors, 16 ms, and sends as much.
+    // Two servers for four workers: each server gets half of four vectors, 16 ms, and sends as
+    // much.
     let servers = |servers| base(Algorithm::ParameterServer { servers });
     near(sync_ms(&servers(2)), 10.0 + 64.0);
     // As many as workers, or more: the links of the workers are full.

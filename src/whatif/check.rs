@@ -1,6 +1,6 @@
 //! What a [`WhatIf`] may have in its fields.
 
-use super::predict::{Members, WhatIf};
+use super::model::{Members, WhatIf};
 use crate::error::{Error, Result};
 
 impl WhatIf {

@@ -1,7 +1,7 @@
 //! [`WhatIf::fit`]: which overheads explain measured scaling factors.
 
+use super::model::WhatIf;
 use super::plan::PlannedFlush;
-use super::predict::WhatIf;
 use super::trace::Trace;
 use crate::error::{Error, Result};
 
@@ -99,7 +99,7 @@ pub struct Fit {
     /// How far predicted factors are from measured ones without overheads: the root of the mean
     /// square.
     pub rms_ideal: f64,
-    /// The same with all three.
+    /// With all three overheads.
     pub rms: f64,
 }
 
@@ -312,7 +312,7 @@ fn jackknife(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::whatif::predict::Members;
+    use crate::whatif::model::Members;
 
     fn measured(whatif: &WhatIf, trace: &Trace) -> Vec<Measured> {
         let points = [(8, 1e9), (8, 10e9), (16, 25e9), (64, 10e9), (64, 100e9)];

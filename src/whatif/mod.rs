@@ -24,11 +24,12 @@
 //! bytes, and a GPU makes `N - 1` additions of `S / N` bytes. Communication does not slow the
 //! computation, and all GPUs have their gradients at the same time. With the defaults of [`WhatIf`]
 //! this is the published model. Its fields `operation_us`, `cycle_us`, `slowing`, `spread` and
-//! `packing_bytes_per_second` add what that model leaves out, and [`WhatIf::fit`] finds the first of
-//! them from measured scaling factors. [`Algorithm`] says what else than a ring is priced.
+//! `packing_bytes_per_second` add what that model leaves out, and [`WhatIf::fit`] finds the first
+//! of them from measured scaling factors. [`Algorithm`] says what else than a ring is priced.
 //!
 //! Source: Zhang et al., "Is Network the Bottleneck of Distributed Training?", NetAI 2020. Nothing
-//! here runs: a prediction is a pure function. Read first: `predict.rs`.
+//! here runs: a prediction is a pure function. Read first: `model.rs`, then
+//! `predict.rs`, `step.rs` and `price.rs`.
 
 mod algorithm;
 #[cfg(test)]
@@ -44,6 +45,7 @@ mod horovod;
 #[cfg(test)]
 mod horovod_tests;
 mod load;
+mod model;
 mod plan;
 mod predict;
 #[cfg(test)]
@@ -65,6 +67,6 @@ mod trace;
 pub use crate::cost::Additions;
 pub use algorithm::Algorithm;
 pub use fit::{Fit, Fitted, Measured, Overhead};
+pub use model::{LimitedBy, Members, Prediction, WhatIf};
 pub use plan::{FlushRule, PlannedFlush};
-pub use predict::{LimitedBy, Members, Prediction, WhatIf};
 pub use trace::{Gradient, Trace};

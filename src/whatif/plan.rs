@@ -46,8 +46,8 @@ impl Trace {
     /// flushes takes none. Of `options`, [`FlushRule::Paper`] knows `age_max` and `bytes_max`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): an option or a number of the trace
-    /// is out of range, or there are too many gradients.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): an option or a number of the
+    /// trace is out of range, or there are too many gradients.
     pub fn plan(&self, rule: FlushRule, options: &FusionOptions) -> Result<Vec<PlannedFlush>> {
         self.check()?;
         match rule {

@@ -1,6 +1,6 @@
 //! Predictions beside the published ones, and beside the formula in whole numbers.
 
-use super::predict::{LimitedBy, Members, WhatIf};
+use super::model::{LimitedBy, Members, WhatIf};
 use super::trace::{Gradient, Trace};
 use crate::cost::Additions;
 use crate::fusion::FusionOptions;

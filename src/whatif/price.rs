@@ -1,7 +1,7 @@
 //! [`Cost`]: what the reduction of some bytes takes, by each [`Algorithm`], and on what.
 
 use super::algorithm::Algorithm;
-use super::predict::{LimitedBy, Members, WhatIf};
+use super::model::{LimitedBy, Members, WhatIf};
 use crate::collective::{Available, Candidate, Request, candidates};
 use crate::cost::{Bound, Caches, Model};
 use crate::limits::CHUNK_BYTES_DEFAULT;

@@ -1,6 +1,6 @@
 //! Which bandwidth, latency or compression reaches a scaling factor.
 
-use super::predict::WhatIf;
+use super::model::WhatIf;
 use super::trace::Trace;
 use crate::error::{Error, Result};
 

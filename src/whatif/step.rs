@@ -1,7 +1,7 @@
 //! What happens in a step: flushes in the order of their plan, or parts of gradients by priority.
 
+use super::model::WhatIf;
 use super::plan::PlannedFlush;
-use super::predict::WhatIf;
 use super::price::{Cost, Load, Prices};
 use super::slowed::Slowed;
 use super::trace::{Gradient, Trace};

@@ -32,8 +32,8 @@ fn quantile(probability: f64) -> f64 {
     f64::midpoint(low, high)
 }
 
-/// The probability that a normal number is below `x`. Source: Abramowitz and Stegun (1964), 26.2.17,
-/// whose error is below 1e-7.
+/// The probability that a normal number is below `x`. Source: Abramowitz and Stegun (1964),
+/// 26.2.17, whose error is below 1e-7.
 fn distribution(x: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.2316419 * x.abs());
     let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();

@@ -64,7 +64,8 @@ impl Trace {
         self.gradients.iter().map(|g| g.wait_us).sum()
     }
 
-    /// Milliseconds of a forward pass: as measured, or else what the backward pass leaves of a step.
+    /// Milliseconds of a forward pass: as measured, or else what the backward pass leaves of a
+    /// step.
     pub fn forward_ms(&self) -> f64 {
         let left = (self.step_ms() - self.backward_us() / 1e3).max(0.0);
         self.forward_ms.unwrap_or(left)

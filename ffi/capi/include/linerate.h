@@ -1427,8 +1427,8 @@ typedef struct linerate_whatif {
    */
   double adding_gbytes;
   /**
-   * What measured steps took divided by what was predicted of them, the least and the most; 0: 1,
-   * which is that no error is known.
+   * What measured steps took divided by what was predicted of them, the least and the most; 0:
+   * 1, which is that no error is known.
    */
   double error_least;
   /**
@@ -2765,8 +2765,8 @@ int32_t linerate_trace_load(const char *name,
  * Threads: any. After fork: as before.
  *
  * The caller's promise:
- * `whatif` and `prediction` are structs with their size; `gradients` are `count` structs; `step` is
- * a struct or NULL.
+ * `whatif` and `prediction` are structs with their size; `gradients` are `count` structs; `step`
+ * is a struct or NULL.
  */
 int32_t linerate_whatif_predict(const struct linerate_whatif *whatif,
                                 const struct linerate_gradient *gradients,

@@ -110,8 +110,8 @@ pub struct linerate_whatif {
     /// GB/s at which a GPU adds a vector to another; 0: as measured on one V100; infinity: it takes
     /// no time.
     pub adding_gbytes: f64,
-    /// What measured steps took divided by what was predicted of them, the least and the most; 0: 1,
-    /// which is that no error is known.
+    /// What measured steps took divided by what was predicted of them, the least and the most; 0:
+    /// 1, which is that no error is known.
     pub error_least: f64,
     /// See `error_least`.
     pub error_most: f64,
@@ -364,8 +364,8 @@ pub unsafe extern "C" fn linerate_trace_load(
 /// Threads: any. After fork: as before.
 ///
 /// # Safety
-/// `whatif` and `prediction` are structs with their size; `gradients` are `count` structs; `step` is
-/// a struct or NULL.
+/// `whatif` and `prediction` are structs with their size; `gradients` are `count` structs; `step`
+/// is a struct or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn linerate_whatif_predict(
     whatif: *const linerate_whatif,

@@ -11,10 +11,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::time::Duration;
 
-/// The gradients of a step of training, in the order in which they become ready. Each of `gradients`
-/// is (name, wait, count, dtype): seconds since the gradient before was ready, or since the backward
-/// pass began, and elements. `step` is the time of a step without communication (None: 1.5 times
-/// the backward pass), `forward` that of its forward pass.
+/// The gradients of a step of training, in the order in which they become ready. Each of
+/// `gradients` is (name, wait, count, dtype): seconds since the gradient before was ready, or since
+/// the backward pass began, and elements. `step` is the time of a step without communication (None:
+/// 1.5 times the backward pass), `forward` that of its forward pass.
 #[pyclass(frozen, module = "linerate")]
 pub struct Trace(whatif::Trace);
 
@@ -105,11 +105,11 @@ impl Trace {
 
     /// Predicts a step of training on `gpus` GPUs, by a network of `gbit` Gbit/s: by default as the
     /// published model (Zhang et al., NetAI 2020). `gpus_per_server` GPUs share a link, and reach
-    /// each other with `inside_gbit`. `latency`, `operation` and `cycle` are seconds: from sending to
-    /// receiving a message, of each allreduce besides its bytes, and between two looks at what is
-    /// ready. `packing_gbit` is the speed of packing and compressing. `adding` is GB/s of additions:
-    /// None is as measured on a V100. `algorithm` is as for `linerate whatif --algo`; `errors` are
-    /// the least and the most that a step may take, divided by what is predicted.
+    /// each other with `inside_gbit`. `latency`, `operation` and `cycle` are seconds: from sending
+    /// to receiving a message, of each allreduce besides its bytes, and between two looks at what
+    /// is ready. `packing_gbit` is the speed of packing and compressing. `adding` is GB/s of
+    /// additions: None is as measured on a V100. `algorithm` is as for `linerate whatif --algo`;
+    /// `errors` are the least and the most that a step may take, divided by what is predicted.
     #[pyo3(signature = (
         *, gpus, gbit, algorithm="ring", gpus_per_server=None, inside_gbit=f64::INFINITY, latency=0.0,
         compression=1.0, wire_dtype=None, adds_compressed=false, link_share=1.0, operation=0.0,
@@ -180,11 +180,11 @@ impl Trace {
         Ok(Prediction(predicted.or_raise(py)?))
     }
 
-    /// Which overheads explain measured scaling factors: `points` are (Gbit/s, GPUs, factor), two at
-    /// least. Gives for 'link_share', 'operation' (seconds) and 'slowing', which `predict` takes, a
-    /// tuple: the value if all three are fitted together, its standard error, the value if it is the
-    /// only overhead, and the share of the gap between the model and what was measured that it then
-    /// explains.
+    /// Which overheads explain measured scaling factors: `points` are (Gbit/s, GPUs, factor), two
+    /// at least. Gives for 'link_share', 'operation' (seconds) and 'slowing', which `predict`
+    /// takes, a tuple: the value if all three are fitted together, its standard error, the value if
+    /// it is the only overhead, and the share of the gap between the model and what was measured
+    /// that it then explains.
     #[pyo3(signature = (points, *, gpus_per_server=None, inside_gbit=f64::INFINITY))]
     fn fit<'py>(
         &self,

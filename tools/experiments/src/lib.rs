@@ -44,8 +44,8 @@ enum Name {
     /// linerate's schedules on the paper's fabric (Zhang et al., NetAI 2020)
     #[command(name = "whatif")]
     Bottleneck(bottleneck::BottleneckArgs),
-    /// Which messages and chunks fill 25 to 400 Gbit/s with 2 to 4096 ranks, by which algorithm, and
-    /// what limits the rest
+    /// Which messages and chunks fill 25 to 400 Gbit/s with 2 to 4096 ranks, by which algorithm,
+    /// and what limits the rest
     Saturate(saturate::SaturateArgs),
     /// Bounded staleness: pushes of workers that are not alike with BSP, SSP, DSSP and ASP (Zhao et
     /// al., ICDCS 2019)

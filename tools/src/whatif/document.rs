@@ -31,8 +31,8 @@ pub struct Document {
     pub wire_dtype: Option<&'static str>,
     /// Standard deviation of computing times as a share, and where that is known from.
     pub spread: f64,
-    /// What measured steps took, divided by what was predicted: the least, the most, and of how many
-    /// points of this host that is known; 0: it is assumed.
+    /// What measured steps took, divided by what was predicted: the least, the most, and of how
+    /// many points of this host that is known; 0: it is assumed.
     pub errors: Known,
     /// Steps of which the gradients are means, and what was guessed or left out.
     pub steps: u32,

@@ -98,8 +98,8 @@ pub struct WhatIfArgs {
     /// By how much communication slows computation while both run: 0.25 makes 4 ms of it 5 ms
     #[arg(long, default_value_t = 0.0, value_name = "PART")]
     pub slowing: f64,
-    /// Gbit/s at which a GPU packs and compresses gradients, before a flush is sent and again after;
-    /// inf: it takes no time
+    /// Gbit/s at which a GPU packs and compresses gradients, before a flush is sent and again
+    /// after; inf: it takes no time
     #[arg(long, default_value = "inf", value_name = "GBIT", value_parser = gbit)]
     pub packing: f64,
     /// Additions are of compressed gradients too

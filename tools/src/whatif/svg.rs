@@ -61,8 +61,8 @@ impl Row {
     }
 }
 
-/// The plot of these rows, with measured factors beside them. On the x axis is the bandwidth, unless only compression or only workers
-/// have several values.
+/// The plot of these rows, with measured factors beside them. On the x axis is the bandwidth,
+/// unless only compression or only workers have several values.
 pub fn chart(model: &str, rows: &[Row], measured: &[Measured]) -> Chart {
     let has_several = |of: &dyn Fn(&Row) -> f64| rows.iter().any(|row| of(row) != of(&rows[0]));
     let orders = [Over::Bandwidth, Over::Compression, Over::Workers];

@@ -1,10 +1,10 @@
 //! `linerate experiment whatif`: figures 1 to 8 of the paper that asked whether the network is the
 //! bottleneck (Zhang et al., NetAI 2020).
 //!
-//! The paper prints few of its numbers; those stand beside the published model (`figures.rs`), beside
-//! the same models with linerate's fusion and schedules on the paper's fabric in virtual time, and
-//! beside replays on this host, for what the paper measured of computation, links and processors
-//! (`replays.rs`). Read first: [`run`].
+//! The paper prints few of its numbers; those stand beside the published model (`figures.rs`),
+//! beside the same models with linerate's fusion and schedules on the paper's fabric in virtual
+//! time, and beside replays on this host, for what the paper measured of computation, links and
+//! processors (`replays.rs`). Read first: [`run`].
 
 mod figures;
 mod replays;

@@ -15,7 +15,7 @@ const SLOW_STEPS_MAX: u32 = 3;
 struct Replayed {
     step_ms: f64,
     backward_ms: f64,
-    /// The same computation while nobody communicates; of a computation that sleeps that of the
+    /// That computation while nobody communicates; of a computation that sleeps that of the
     /// trace.
     backward_alone_ms: f64,
     /// Processor time of all ranks, divided by the time of the step and by the cores.
