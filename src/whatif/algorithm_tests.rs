@@ -347,6 +347,7 @@ fn one_gpu_has_no_overhead_whatever_the_algorithm() {
 /// that comes then, since it is not interrupted.
 #[test]
 fn a_faster_network_is_never_slower_for_any_algorithm() {
+    let mut exceptions = 0;
     for model in ["resnet50", "vgg16"] {
         let trace = Trace::load(model).unwrap();
         for text in [
@@ -359,7 +360,7 @@ fn a_faster_network_is_never_slower_for_any_algorithm() {
             "switchml",
             "bytescheduler",
         ] {
-            let slack = if text == "bytescheduler" { 0.02 } else { 1e-12 };
+            let slack = if text == "bytescheduler" { 0.02 } else { 0.0 };
             let mut before = 0.0;
             for gbit in [0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 100.0, 400.0, f64::INFINITY] {
                 let whatif = WhatIf {
@@ -370,7 +371,18 @@ fn a_faster_network_is_never_slower_for_any_algorithm() {
                     ..WhatIf::default()
                 };
                 let plain = whatif.predict(&trace).unwrap().scaling_factor;
-                assert!(plain >= before - slack, "{model} {text} {gbit}: {plain}");
+                let mut compare = |better: f64, than: f64| {
+                    let slower = than - better;
+                    assert!(
+                        slower <= slack + 1e-12,
+                        "{model} {text} {gbit}: {better} {than}"
+                    );
+                    if slower > 1e-12 {
+                        println!("{model} {text} {gbit} Gbit/s: slower by {slower:.4}");
+                        exceptions += 1;
+                    }
+                };
+                compare(plain, before);
                 before = plain;
                 let shorter = WhatIf {
                     compression: 2.0,
@@ -382,9 +394,11 @@ fn a_faster_network_is_never_slower_for_any_algorithm() {
                 };
                 for better in [shorter, nearer] {
                     let got = better.predict(&trace).unwrap().scaling_factor;
-                    assert!(got >= plain - slack, "{model} {text} {gbit}: {got} {plain}");
+                    compare(got, plain);
                 }
             }
         }
     }
+    println!("{exceptions} exceptions");
+    assert!(exceptions < 10);
 }

@@ -43,8 +43,20 @@ fn a_recorded_trace_gives_sizes_and_the_means_of_its_three_steps() {
         assert!((got.wait_us - expected).abs() < 0.01, "{got:?}");
     }
     assert!((trace.batch_ms.unwrap() - 118.509).abs() < 0.001);
+    assert!((trace.forward_ms.unwrap() - 23.28).abs() < 0.001);
+    assert!((trace.spread - 0.018856).abs() < 1e-6);
+    assert_eq!((&*trace.source, &*trace.machine), ("torch.profiler", ""));
     assert_eq!((trace.steps, trace.notes.len()), (3, 0));
     assert_eq!(trace.gradients[1].name, "gradient1 [10,512]");
+}
+
+#[test]
+fn the_first_gpu_that_a_file_names_is_its_machine() {
+    let named = r#""deviceProperties": [{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "B"}]"#;
+    let text = RECORDED.replacen("\"deviceProperties\": []", named, 1);
+    assert_eq!(read(&text).unwrap().machine, "NVIDIA H100");
+    let odd = RECORDED.replacen("\"deviceProperties\": []", "\"deviceProperties\": 7", 1);
+    assert_eq!(read(&odd).unwrap().machine, "");
 }
 
 #[test]

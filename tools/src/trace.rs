@@ -79,13 +79,32 @@ fn text(trace: &Trace) -> String {
         Some(ms) => format!("{ms:.3} ms"),
         None => "not in the trace".into(),
     };
+    let forward = match trace.forward_ms {
+        Some(ms) => format!("{ms:.3} ms"),
+        None => format!("not in the trace; taken as {:.3} ms", trace.forward_ms()),
+    };
+    let spread = match trace.steps {
+        0 | 1 => "of one step unknown".into(),
+        _ => format!(
+            "{:.2} % (standard deviation of a step)",
+            100.0 * trace.spread
+        ),
+    };
+    let machine = match trace.machine.is_empty() {
+        true => "not in the trace",
+        false => &trace.machine,
+    };
     let mut lines = vec![
         format!("# trace          {}", trace.name),
+        format!("# written by     {}", trace.source),
+        format!("# machine        {machine}"),
         format!("# gradients      {}", trace.gradients.len()),
         format!("# bytes          {}", trace.bytes()),
         format!("# mean of steps  {}", trace.steps),
         format!("# step           {batch}"),
+        format!("# forward pass   {forward}"),
         format!("# backward pass  {:.3} ms", trace.backward_us() / 1e3),
+        format!("# spread         {spread}"),
     ];
     lines.extend(
         trace

@@ -47,6 +47,9 @@ pub struct WhatIfArgs {
     /// Gbit/s of each link, separated by commas; inf: a network that takes no time
     #[arg(long, value_delimiter = ',', default_value = "1,10,25,40,100,200,400", default_value_if("validate", "true", "0.1,0.5,1,2.5,10,inf"), value_name = "GBIT,...", value_parser = gbit)]
     pub bandwidth: Vec<f64>,
+    /// In place of the list: this many bandwidths from its least to its largest one, at equal ratios
+    #[arg(long, value_name = "COUNT", conflicts_with = "validate", value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    pub sweep: Option<u32>,
     /// GPUs that train together, separated by commas
     #[arg(
         long,
@@ -182,7 +185,8 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
     let trace = args.trace.load(1.0)?;
     let known = Known::load(&trace.name)?;
     let mut base = base(args)?;
-    let rows = [args.workers.len(), args.bandwidth.len(), args.algo.len()];
+    let bandwidths = bandwidths(args)?;
+    let rows = [args.workers.len(), bandwidths.len(), args.algo.len()];
     let rows = rows.into_iter().product::<usize>() * args.compression.len();
     if rows > ROWS_MAX {
         return Err(format!(
@@ -215,16 +219,33 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
                 algorithm: algorithm.clone(),
                 ..base.clone()
             };
-            for &gbit in &args.bandwidth {
+            for &gbit in &bandwidths {
                 let entry = Entry::new(&trace, &at(&whatif, gbit, &known), args.what_reaches);
                 document.results.push(entry.map_err(text)?);
             }
             let target = args.what_reaches.unwrap_or(GOOD_FACTOR);
-            let advice = advice::build(&trace, &whatif, (&args.bandwidth, &known), target);
+            let advice = advice::build(&trace, &whatif, (&bandwidths, &known), target);
             document.advice.push(advice.map_err(text)?);
         }
     }
     Ok(document)
+}
+
+/// The bandwidths of all rows.
+fn bandwidths(args: &WhatIfArgs) -> Result<Vec<f64>, String> {
+    let Some(count) = args.sweep else {
+        return Ok(args.bandwidth.clone());
+    };
+    let least = args.bandwidth.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = args.bandwidth.iter().copied().fold(0.0, f64::max);
+    if !(least < most && most.is_finite()) {
+        return Err(format!(
+            "--sweep goes from {least} to {most} Gbit/s: give two finite bandwidths in --bandwidth"
+        ));
+    }
+    let last = f64::from(count - 1);
+    let place = |at: u32| least * (most / least).powf(f64::from(at) / last);
+    Ok((0..count).map(place).collect())
 }
 
 fn at(whatif: &WhatIf, gbit: f64, known: &Known) -> WhatIf {

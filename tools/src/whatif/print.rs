@@ -85,20 +85,20 @@ pub fn text(document: &Document) -> String {
 
 /// Where the intervals come from.
 fn intervals(known: &Known) -> String {
-    let of = |what: &str, between: &Between| {
-        let from = match between.points {
-            0 => "assumed".into(),
-            points => format!("of {points} points on this host"),
-        };
-        format!(
-            "{:.2} to {:.2} times ({from}) {what}",
-            between.least, between.most
-        )
-    };
+    let times = |between: &Between| format!("{:.2} to {:.2}", between.least, between.most);
+    let Known { slow, fast } = known;
+    if slow.points + fast.points == 0 {
+        return format!(
+            "# low and high: measured steps are assumed to take {} times the predicted time; --validate finds out on this host",
+            times(fast)
+        );
+    }
     format!(
-        "# low and high: a step takes {}, {}; --validate measures that",
-        of("up to 2.5 Gbit/s", &known.slow),
-        of("above", &known.fast)
+        "# low and high: measured steps take {} times the predicted time up to 2.5 Gbit/s ({} points of this host), {} times above ({} points)",
+        times(slow),
+        slow.points,
+        times(fast),
+        fast.points
     )
 }
 

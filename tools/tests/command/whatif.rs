@@ -75,6 +75,8 @@ fn a_trace_is_described() {
     assert_eq!(code, Some(0));
     for part in [
         "# gradients      6\n",
+        "# written by     torch.profiler\n",
+        "# machine        not in the trace\n",
         "# mean of steps  3\n",
         "# step           118.509 ms\n",
         "  f32      gradient1 [10,512]\n",
@@ -82,7 +84,11 @@ fn a_trace_is_described() {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }
     let (_, stdout, _) = run("trace resnet50");
-    assert_eq!(stdout.lines().count(), 7 + 161);
+    assert_eq!(stdout.lines().count(), 11 + 161);
+    assert!(
+        stdout.contains("# machine        NVIDIA V100\n"),
+        "{stdout}"
+    );
     let (code, _, stderr) = run("trace tests/command.rs");
     assert_eq!(code, Some(2));
     assert!(stderr.contains("line 2: "), "{stderr}");
@@ -131,6 +137,9 @@ fn every_algorithm_has_a_row_with_an_interval() {
     // The switch halves the bytes, a sparse sum has almost none, and a quorum waits less.
     assert!(factor(7) > factor(0) && factor(4) > factor(7) && factor(5) > factor(0));
     for (line, named) in [
+        ("--sweep 1", "1 is not in 2..=10000"),
+        ("--sweep 3 --bandwidth 5", "--sweep goes from 5 to 5"),
+        ("--sweep 3 --bandwidth 5,inf", "--sweep goes from 5 to inf"),
         ("--algo rings", "algorithm 'rings' is none of ring, auto"),
         ("--algo oktopk:2", "the density is 2; allowed"),
         ("--wire-dtype f99", "f99"),
@@ -142,6 +151,19 @@ fn every_algorithm_has_a_row_with_an_interval() {
         let (code, _, stderr) = run(&format!("whatif {line}"));
         assert_eq!(code, Some(2), "{line}");
         assert!(stderr.contains(named), "{stderr}");
+    }
+}
+
+#[test]
+fn a_sweep_has_bandwidths_at_equal_ratios() {
+    let document = document("--sweep 100 --bandwidth 1,10,100");
+    let results = document["results"].as_array().unwrap();
+    assert_eq!(results.len(), 100);
+    let gbit = |at: usize| results[at]["bandwidth_gbps"].as_f64().unwrap();
+    assert!((gbit(0) - 1.0).abs() < 1e-9 && (gbit(99) - 100.0).abs() < 1e-9);
+    for at in 1..99 {
+        let (before, after) = (gbit(at) / gbit(at - 1), gbit(at + 1) / gbit(at));
+        assert!((before / after - 1.0).abs() < 1e-9);
     }
 }
 
