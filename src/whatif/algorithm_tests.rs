@@ -164,6 +164,29 @@ fn the_schedules_of_linerate_cost_what_rings_and_trees_do() {
         gpus_per_server: 8,
         inside_bits_per_second: 1.2e12,
     };
+    // One server has no link to others: what it sends inside takes as long as that of a ring.
+    let alone = |algorithm: &str| {
+        let whatif = WhatIf {
+            gpus: 8,
+            bits_per_second: 1e6,
+            latency_us: 1e4,
+            additions: Additions::free(),
+            members: Members::Servers {
+                gpus_per_server: 8,
+                inside_bits_per_second: 8e9,
+            },
+            algorithm: algorithm.parse().unwrap(),
+            ..WhatIf::default()
+        };
+        whatif.predict(&trace).unwrap()
+    };
+    let (ring, auto) = (alone("ring"), alone("auto"));
+    assert!(
+        (0.95..1.05).contains(&(auto.sync_ms / ring.sync_ms)),
+        "{ring:?} {auto:?}"
+    );
+    assert_eq!(auto.limited_by, LimitedBy::InsideServers);
+    assert_eq!((ring.link_utilisation, auto.link_utilisation), (0.0, 0.0));
     let hierarchical = of("hierarchical", servers, 0.0).sync_ms;
     let ring = of("ring", servers, 0.0).sync_ms;
     assert!(

@@ -104,8 +104,12 @@ impl<'w> Prices<'w> {
         let gpus = if is_priced { whatif.gpus } else { 0 };
         // A sum reads two vectors and writes one.
         let added_ns = whatif.additions.seconds(LONG_BYTES) * 1e9 / LONG_BYTES / 3.0;
-        let rate = bits_per_second / 8.0 / f64::from(each);
-        let model = Model::network(whatif.latency_us * 1e3, 0.0, rate)
+        // The GPUs of a server that is alone send over its own links.
+        let (latency_us, rate) = match members > 1 {
+            true => (whatif.latency_us, bits_per_second / 8.0 / f64::from(each)),
+            false => (0.0, inside / 8.0),
+        };
+        let model = Model::network(latency_us * 1e3, 0.0, rate)
             .with_local_messages(0.0, inside / 8.0)
             .with_local_work(added_ns / whatif.added_compression(), 0.0);
         Prices {
@@ -250,6 +254,10 @@ impl<'w> Prices<'w> {
                 Bound::Reduction => &mut cost.additions,
                 Bound::Wire => &mut cost.wire,
             } = ns / 1e6;
+        }
+        if self.others() <= 0.0 {
+            cost.inside += cost.wire;
+            cost.wire = 0.0;
         }
         cost
     }
