@@ -47,7 +47,8 @@ pub struct WhatIfArgs {
     /// Gbit/s of each link, separated by commas; inf: a network that takes no time
     #[arg(long, value_delimiter = ',', default_value = "1,10,25,40,100,200,400", default_value_if("validate", "true", "0.1,0.5,1,2.5,10,inf"), value_name = "GBIT,...", value_parser = gbit)]
     pub bandwidth: Vec<f64>,
-    /// In place of the list: this many bandwidths from its least to its largest one, at equal ratios
+    /// In place of the list: this many bandwidths from its least to its largest one, at equal
+    /// ratios
     #[arg(long, value_name = "COUNT", conflicts_with = "validate", value_parser = clap::value_parser!(u32).range(2..=10_000))]
     pub sweep: Option<u32>,
     /// GPUs that train together, separated by commas
