@@ -125,6 +125,28 @@ pub fn candidates(
     .collect()
 }
 
+/// Every algorithm of which ranks that only send messages can run the request, as [`candidates`]:
+/// nobody maps memory, and caches hold everything.
+pub fn candidates_by_messages(
+    request: &Request,
+    bytes: u64,
+    model: &Model,
+    chunk_bytes: u64,
+) -> Vec<Candidate> {
+    let available = Available {
+        mapped: false,
+        registered: false,
+        window_bytes: 0,
+        chunk_bytes,
+        cores: request.ranks,
+        caches: Caches {
+            core_bytes: f64::INFINITY,
+            host_bytes: f64::INFINITY,
+        },
+    };
+    candidates(request, bytes, model, &available, false)
+}
+
 /// What the built-in prices predict for every algorithm that can run a collective of `bytes` bytes
 /// per rank, cheapest first. Ranks of one host map each other's memory, and share `cores` cores;
 /// ranks of several hosts send messages over a fabric. The callers' buffers are `registered` on all

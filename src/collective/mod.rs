@@ -45,7 +45,7 @@ pub use crate::cost::{Caches, LinkPrice, Shape, Work};
 pub use crate::limits::LINE_PAYLOAD_BYTES;
 pub use algorithm::{Algorithm, Needs, Window};
 pub use choose::predict;
-pub(crate) use choose::{Available, Candidate, Choice, candidates, choose};
+pub(crate) use choose::{Available, Candidate, Choice, candidates, candidates_by_messages, choose};
 pub(crate) use partial::build_activation;
 pub use request::Request;
 pub(crate) use slots::{

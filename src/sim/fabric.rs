@@ -1,8 +1,8 @@
 //! [`Fabric`]: hosts with GPUs and NICs, and the switches between them, as plain data.
 
 use super::{Hosts, Link, SimOptions, SlowNic, Tier};
-use crate::collective::{Available, Request, candidates};
-use crate::cost::{Additions, Caches, Model};
+use crate::collective::{Request, candidates_by_messages};
+use crate::cost::{Additions, Model};
 use crate::error::{Error, Result};
 use crate::limits::RANKS_MAX;
 use crate::types::{Collective, Rank};
@@ -263,19 +263,8 @@ impl Fabric {
             true => bytes / u64::from(ranks),
             false => bytes,
         };
-        let available = Available {
-            mapped: false,
-            registered: false,
-            window_bytes: 0,
-            chunk_bytes,
-            cores: ranks,
-            caches: Caches {
-                core_bytes: f64::INFINITY,
-                host_bytes: f64::INFINITY,
-            },
-        };
         let model = self.model(&options)?;
-        let found = candidates(&request, part, &model, &available, false);
+        let found = candidates_by_messages(&request, part, &model, chunk_bytes);
         let mut found: Vec<_> = (found.iter())
             .map(|candidate| (candidate.algorithm.name, candidate.predicted_ns))
             .collect();

@@ -2,8 +2,8 @@
 
 use super::algorithm::Algorithm;
 use super::model::{LimitedBy, Members, WhatIf};
-use crate::collective::{Available, Candidate, Request, candidates};
-use crate::cost::{Bound, Caches, Model};
+use crate::collective::{Candidate, Request, candidates_by_messages};
+use crate::cost::{Bound, Model};
 use crate::limits::CHUNK_BYTES_DEFAULT;
 use crate::types::{Collective, Rank};
 
@@ -230,18 +230,8 @@ impl<'w> Prices<'w> {
             maps_host: false,
             is_mapped: false,
         };
-        let available = Available {
-            mapped: false,
-            registered: false,
-            window_bytes: 0,
-            chunk_bytes: CHUNK_BYTES_DEFAULT as u64,
-            cores: self.whatif.gpus,
-            caches: Caches {
-                core_bytes: f64::INFINITY,
-                host_bytes: f64::INFINITY,
-            },
-        };
-        let all = candidates(&request, bytes as u64, &self.model, &available, false);
+        let chunk_bytes = CHUNK_BYTES_DEFAULT as u64;
+        let all = candidates_by_messages(&request, bytes as u64, &self.model, chunk_bytes);
         let asked = |one: &&Candidate| name.is_none_or(|name| one.algorithm.name == name);
         let best = (all.iter().filter(asked))
             .min_by(|a, b| a.predicted_ns.total_cmp(&b.predicted_ns))

@@ -91,6 +91,17 @@ pub fn write_document(flag: &str, target: &Path, document: &str) -> Result<(), S
     written.map_err(|cause| format!("{flag} '{}' was not written: {cause}", target.display()))
 }
 
+/// Prints the text, unless the document goes to standard output, and writes the document where
+/// `--json` says.
+pub fn end(text: &str, json: Option<&Path>, document: &impl Serialize) -> Result<(), String> {
+    let printed = match json.is_some_and(is_stdout) {
+        true => Ok(()),
+        false => print_text(text),
+    };
+    let written = json.map_or(Ok(()), |target| write_json(target, document));
+    printed.and(written)
+}
+
 /// Writes what `--json` wants: one document, indented, which begins with the command that made it.
 pub fn write_json(target: &Path, document: &impl Serialize) -> Result<(), String> {
     let words: Vec<String> = std::env::args_os()

@@ -98,12 +98,15 @@ pub fn build(document: &Document) -> Result<Vec<Chart>, String> {
             vec![replay(&rows(document, "steps")?)]
         }
         "experiment" => {
-            let has = |name: &&&str| document.fields.contains_key(**name);
-            let places = ["points", "results"];
-            let place = places.iter().find(has).copied().unwrap_or_default();
-            // The results of other experiments are no points of plots.
-            let points = document.fields.get(place).cloned().unwrap_or_default();
-            plot::charts(&serde_json::from_value::<Vec<PlotPoint>>(points).unwrap_or_default())
+            // Other experiments have rows that are no points of a plot.
+            let has_points = |name: &&&str| {
+                let rows = document.fields.get(**name);
+                rows.is_some_and(|rows| rows[0].get("figure").is_some_and(Value::is_string))
+            };
+            match ["points", "results"].iter().find(has_points) {
+                Some(name) => plot::charts(&rows::<PlotPoint>(document, name)?),
+                None => Vec::new(),
+            }
         }
         "whatif" => {
             let model = text("model").unwrap_or("whatif");

@@ -18,6 +18,27 @@ pub struct Document {
     pub batch_ms: f64,
     /// The time of a step was not measured, but is taken from that of the backward pass.
     pub is_batch_guessed: bool,
+    /// What all rows have.
+    #[serde(flatten)]
+    pub common: Common,
+    /// What measured steps took, divided by what was predicted: the least, the most, and of how
+    /// many points of this host that is known; 0: it is assumed.
+    pub errors: Known,
+    /// Steps of which the gradients are means, and what was guessed or left out.
+    pub steps: u32,
+    pub notes: Vec<String>,
+    pub results: Vec<Entry>,
+    /// A paragraph for each number of GPUs, compression and algorithm.
+    pub advice: Vec<String>,
+    /// What `--measured` found; `null` without it.
+    pub fit: Option<fit::Report>,
+    /// What `--validate` found; `null` without it, and `results` is empty with it.
+    pub validation: Option<Validation>,
+}
+
+/// What was said of the job, besides what differs between rows.
+#[derive(Debug, Serialize)]
+pub struct Common {
     pub mode: &'static str,
     pub fusion_bytes: u64,
     pub fusion_age_ms: f64,
@@ -29,21 +50,8 @@ pub struct Document {
     pub packing_gbps: f64,
     pub adds_compressed: bool,
     pub wire_dtype: Option<&'static str>,
-    /// Standard deviation of computing times as a share, and where that is known from.
+    /// Standard deviation of computing times as a share.
     pub spread: f64,
-    /// What measured steps took, divided by what was predicted: the least, the most, and of how
-    /// many points of this host that is known; 0: it is assumed.
-    pub errors: Known,
-    /// Steps of which the gradients are means, and what was guessed or left out.
-    pub steps: u32,
-    pub notes: Vec<String>,
-    pub results: Vec<Entry>,
-    /// A paragraph for each number of GPUs and compression.
-    pub advice: Vec<String>,
-    /// What `--measured` found; `null` without it.
-    pub fit: Option<fit::Report>,
-    /// What `--validate` found; `null` without it, and `results` is empty with it.
-    pub validation: Option<Validation>,
 }
 
 /// One row.
@@ -91,6 +99,21 @@ impl Document {
             backward_ms,
             batch_ms: trace.step_ms(),
             is_batch_guessed: trace.batch_ms.is_none(),
+            common: Common::new(base),
+            errors,
+            steps: trace.steps,
+            notes: trace.notes.clone(),
+            results: Vec::new(),
+            advice: Vec::new(),
+            fit: None,
+            validation: None,
+        }
+    }
+}
+
+impl Common {
+    fn new(base: &WhatIf) -> Common {
+        Common {
             mode: match base.rule {
                 FlushRule::Paper => "paper",
                 FlushRule::Linerate => "linerate",
@@ -105,13 +128,6 @@ impl Document {
             adds_compressed: base.adds_compressed,
             wire_dtype: base.wire_dtype.map(|dtype| dtype.name()),
             spread: base.spread,
-            errors,
-            steps: trace.steps,
-            notes: trace.notes.clone(),
-            results: Vec::new(),
-            advice: Vec::new(),
-            fit: None,
-            validation: None,
         }
     }
 }

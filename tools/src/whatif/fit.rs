@@ -57,7 +57,7 @@ pub fn run(
     };
     let points = parse(&text, each).map_err(|cause| name(&cause))?;
     let [algorithm] = &args.algo[..] else {
-        return Err("--measured takes one algorithm in --algo: that which was measured".into());
+        return Err("--measured takes one algorithm in --algo: the one with which the factors were measured".into());
     };
     base.algorithm = algorithm.clone();
     let fit = base.fit(trace, &points).map_err(|cause| name(&cause))?;

@@ -206,7 +206,7 @@ fn prepare(args: &WhatIfArgs) -> Result<Document, String> {
                 "--validate starts ranks itself, and a launcher has made this process rank {rank}: run it by itself"
             ));
         }
-        document.mode = "linerate";
+        document.common.mode = "linerate";
         document.validation = Some(validate::run(args, &trace, &known)?);
         return Ok(document);
     }

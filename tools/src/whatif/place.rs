@@ -36,8 +36,14 @@ impl Place {
             command.arg(&program).args(words);
             command.args(["--transport", "tcp", "--json", "-"]).spawn()
         };
-        let first = start(0).map_err(|cause| failed(&cause))?;
-        let mut second = start(1).map_err(|cause| failed(&cause))?;
+        let mut first = start(0).map_err(|cause| failed(&cause))?;
+        let mut second = match start(1) {
+            Ok(second) => second,
+            Err(cause) => {
+                kill(&mut first);
+                return Err(failed(&cause));
+            }
+        };
         let output = first.wait_with_output();
         end(&mut second);
         let output = output.map_err(|cause| failed(&cause))?;
@@ -56,6 +62,11 @@ fn end(rank: &mut Child) {
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
+    kill(rank);
+}
+
+fn kill(rank: &mut Child) {
+    // It may have ended by itself.
     let _ = rank.kill();
     let _ = rank.wait();
 }

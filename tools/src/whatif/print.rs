@@ -25,10 +25,10 @@ pub fn text(document: &Document) -> String {
         ),
         format!(
             "# predicted, nothing is measured: fusion as {}, {} bytes, {} ms; {:.0} % of each link is reached",
-            document.mode,
-            document.fusion_bytes,
-            document.fusion_age_ms,
-            100.0 * document.link_share
+            document.common.mode,
+            document.common.fusion_bytes,
+            document.common.fusion_age_ms,
+            100.0 * document.common.link_share
         ),
         format!(
             "{:>6} {:>7} {:>10} {:>11} {:<14} {:>7} {:>10} {:>11} {:>7} {:>7} {:>7} {:>6}  limited by",
@@ -47,10 +47,10 @@ pub fn text(document: &Document) -> String {
         ),
     ];
     lines.insert(2, intervals(&document.errors));
-    if document.operation_us + document.cycle_us + document.slowing > 0.0 {
+    if document.common.operation_us + document.common.cycle_us + document.common.slowing > 0.0 {
         let line = format!(
             "# overheads: {:.1} us of each operation, cycles of {} us; communication slows computation by {:.3} while both run",
-            document.operation_us, document.cycle_us, document.slowing
+            document.common.operation_us, document.common.cycle_us, document.common.slowing
         );
         lines.insert(2, line);
     }
@@ -195,9 +195,10 @@ fn validated(document: &Document, validation: &Validation) -> String {
         validation.points.len(),
         validation.median_width
     ));
-    if let Some(place) = &validation.stored {
-        lines.push(format!("# stored in {place} for predictions on this host"));
-    }
+    lines.push(match &validation.stored {
+        Some(place) => format!("# stored in {place} for predictions on this host"),
+        None => "# not stored, for there is neither XDG_CACHE_HOME nor HOME".into(),
+    });
     lines.join("\n") + "\n"
 }
 

@@ -105,16 +105,8 @@ pub fn run(args: &BottleneckArgs) -> ExitCode {
         Ok(document) => document,
         Err(reason) => return ending::fail(USAGE, &reason),
     };
-    let is_json_only = args.json.as_deref().is_some_and(output::is_stdout);
-    let printed = match is_json_only {
-        true => Ok(()),
-        false => output::print_text(&text(&document)),
-    };
-    let written = match &args.json {
-        Some(target) => output::write_json(target, &document),
-        None => Ok(()),
-    };
-    ending::end(printed.and(written))
+    let text = text(&document);
+    ending::end(output::end(&text, args.json.as_deref(), &document))
 }
 
 fn build(args: &BottleneckArgs) -> Result<Document, String> {
