@@ -38,6 +38,39 @@ pub enum CountBy {
     Servers,
 }
 
+/// What the published model leaves out, or assumes.
+#[derive(Args, Clone, Debug)]
+pub struct Overheads {
+    /// Share of the link that the transport reaches
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    pub link_share: f64,
+    /// Microseconds that each allreduce takes besides its bytes
+    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    pub operation_us: f64,
+    /// Microseconds between two looks at what is ready; a flush waits for half of it on average
+    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    pub cycle_us: f64,
+    /// By how much communication slows computation while both run: 0.25 makes 4 ms of it 5 ms
+    #[arg(long, default_value_t = 0.0, value_name = "PART")]
+    pub slowing: f64,
+    /// Gbit/s at which a GPU packs and compresses gradients, before a flush is sent and again
+    /// after; inf: it takes no time
+    #[arg(long, default_value = "inf", value_name = "GBIT", value_parser = gbit)]
+    pub packing: f64,
+    /// Additions are of compressed gradients too
+    #[arg(long)]
+    pub adds_compressed: bool,
+    /// Type as which gradients are sent and added, such as bf16; default: their own
+    #[arg(long, value_name = "TYPE")]
+    pub wire_dtype: Option<DataType>,
+    /// Standard deviation of the time that a GPU computes for a step, as a share of that time
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
+    pub spread: f64,
+    /// How long a GPU takes to add: v100 (measured), none, or a file of lines "bytes,seconds"
+    #[arg(long, default_value = "v100", value_name = "v100|none|FILE")]
+    pub additions: String,
+}
+
 /// Predict how training scales with another network: bandwidth, compression, number of GPUs
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
@@ -90,34 +123,8 @@ pub struct WhatIfArgs {
     /// Microseconds from sending to receiving a message
     #[arg(long, default_value_t = 0.0, value_name = "US")]
     pub latency_us: f64,
-    /// Share of the link that the transport reaches
-    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
-    pub link_share: f64,
-    /// Microseconds that each allreduce takes besides its bytes
-    #[arg(long, default_value_t = 0.0, value_name = "US")]
-    pub operation_us: f64,
-    /// Microseconds between two looks at what is ready; a flush waits for half of it on average
-    #[arg(long, default_value_t = 0.0, value_name = "US")]
-    pub cycle_us: f64,
-    /// By how much communication slows computation while both run: 0.25 makes 4 ms of it 5 ms
-    #[arg(long, default_value_t = 0.0, value_name = "PART")]
-    pub slowing: f64,
-    /// Gbit/s at which a GPU packs and compresses gradients, before a flush is sent and again
-    /// after; inf: it takes no time
-    #[arg(long, default_value = "inf", value_name = "GBIT", value_parser = gbit)]
-    pub packing: f64,
-    /// Additions are of compressed gradients too
-    #[arg(long)]
-    pub adds_compressed: bool,
-    /// Type as which gradients are sent and added, such as bf16; default: their own
-    #[arg(long, value_name = "TYPE")]
-    pub wire_dtype: Option<DataType>,
-    /// Standard deviation of the time that a GPU computes for a step, as a share of that time
-    #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
-    pub spread: f64,
-    /// How long a GPU takes to add: v100 (measured), none, or a file of lines "bytes,seconds"
-    #[arg(long, default_value = "v100", value_name = "v100|none|FILE")]
-    pub additions: String,
+    #[command(flatten)]
+    pub overheads: Overheads,
     /// Who decides what is flushed when: the published simulation, or linerate's fusion
     #[arg(long, value_enum, default_value = "paper")]
     pub mode: crate::replay::Mode,
@@ -259,6 +266,7 @@ fn at(whatif: &WhatIf, gbit: f64, known: &Known) -> WhatIf {
 
 /// What all rows have.
 fn base(args: &WhatIfArgs) -> Result<WhatIf, String> {
+    let overheads = &args.overheads;
     let members = match args.count {
         CountBy::Gpus => Members::Gpus,
         CountBy::Servers => Members::Servers {
@@ -269,15 +277,15 @@ fn base(args: &WhatIfArgs) -> Result<WhatIf, String> {
     Ok(WhatIf {
         members,
         latency_us: args.latency_us,
-        link_share: args.link_share,
-        operation_us: args.operation_us,
-        cycle_us: args.cycle_us,
-        slowing: args.slowing,
-        packing_bytes_per_second: args.packing * 1e9 / 8.0,
-        adds_compressed: args.adds_compressed,
-        wire_dtype: args.wire_dtype,
-        spread: args.spread,
-        additions: additions(&args.additions)?,
+        link_share: overheads.link_share,
+        operation_us: overheads.operation_us,
+        cycle_us: overheads.cycle_us,
+        slowing: overheads.slowing,
+        packing_bytes_per_second: overheads.packing * 1e9 / 8.0,
+        adds_compressed: overheads.adds_compressed,
+        wire_dtype: overheads.wire_dtype,
+        spread: overheads.spread,
+        additions: additions(&overheads.additions)?,
         rule: args.mode.into(),
         fusion: args.trace.fusion(),
         ..WhatIf::default()
