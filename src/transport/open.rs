@@ -4,7 +4,7 @@ use super::Transport;
 use super::router::Router;
 use super::shm::ShmTransport;
 use super::tcp::TcpTransport;
-use super::verbs::VerbsTransport;
+use super::verbs;
 use crate::config::{TcpSettings, VerbsSettings};
 use crate::error::{Error, Result};
 use crate::types::Rank;
@@ -116,7 +116,7 @@ pub fn open(
             let of_rank = (rank, ranks);
             let debug = options.tcp.is_debugging;
             let control = Box::new(control);
-            Ok(Box::new(VerbsTransport::new(
+            Ok(Box::new(verbs::open(
                 of_rank,
                 devices,
                 control,

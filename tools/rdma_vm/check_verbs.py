@@ -158,10 +158,10 @@ class Common:
         out = self.check(" && ".join(runs))
         self.assertEqual(out.count("# rows: 3, wrong 0"), len(runs), out)
 
-    def test_memory_after_a_fork_and_of_a_dmabuf_and_recorded_events(self):
-        out = self.check(f"{BUILT['unit']} --nocapture transport::verbs::tests transport::verbs::events_tests")
+    def test_memory_after_a_fork_and_of_a_dmabuf_and_news(self):
+        out = self.check(f"{BUILT['unit']} --nocapture transport::verbs::tests transport::rdma::news_tests")
         self.assertNotIn("skipped", out)
-        self.assertIn("5 passed", out)
+        self.assertIn("4 passed", out)
 
     def test_the_bindings_on_a_device(self):
         out = self.check(f"LINERATE_TEST_RDMA=1 {BUILT['device']} --test-threads=1")

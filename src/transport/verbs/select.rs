@@ -2,13 +2,13 @@
 
 use super::asked;
 use super::choose::{Choice, Wish, choose};
-use super::device::{Rail, Registered, Sizes, refused, unavailable};
+use super::device::{VerbsDevice, refused, unavailable};
 use super::fabric::Fabric;
-use super::record::{RAILS_MAX, SLOT_BYTES};
 use super::sysfs::Tree;
 use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::memory::Region;
+use crate::transport::rdma::{RAILS_MAX, Rail, Registered, SLOT_BYTES, Sizes};
 use crate::types::Rank;
 use linerate_verbs_sys::{Devices, Library};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub fn open(
     rank: Rank,
     sizes: Sizes,
     settings: &VerbsSettings,
-) -> Result<(Vec<Rail>, Choice)> {
+) -> Result<(Vec<VerbsDevice>, Choice)> {
     let devices = look()?;
     let tree = Tree::default();
     let wish = Wish {
@@ -39,7 +39,7 @@ pub fn open(
             choice.rails.len()
         )));
     }
-    let mut rails = Vec::new();
+    let mut opened = Vec::new();
     // Each further queue pair is a rail with queues of its own.
     let chosen = (choice.rails.iter()).flat_map(|rail| std::iter::repeat_n(rail, each));
     for (token, chosen) in (0..).zip(chosen) {
@@ -50,16 +50,17 @@ pub fn open(
             ))
         })?;
         let context = device.open().map_err(refused)?;
-        rails.push(Rail::open(context, chosen, sizes, token, settings)?);
+        opened.push(VerbsDevice::open(context, chosen, sizes, token, settings)?);
     }
-    Ok((rails, choice))
+    Ok((opened, choice))
 }
 
 /// The fabric of the devices that a rank would use in a job of this many ranks. The devices are
 /// opened for that, and closed.
 pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric> {
     let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
-    let (rails, choice) = open("", rank, sizes, settings)?;
+    let (devices, choice) = open("", rank, sizes, settings)?;
+    let rails: Vec<_> = devices.into_iter().map(Rail::new).collect();
     // Locked memory is what is missing most often: this tries as much as the rings of all peers
     // take.
     let bytes = 2 * SLOT_BYTES * sizes.slots as usize * ranks as usize;

@@ -4,15 +4,16 @@ use super::{Offered, Peer};
 use crate::memory::View;
 use crate::transport::matching::{Met, Payload, Posted};
 use crate::transport::posts::PeerState;
-use crate::transport::verbs::device::Registered;
-use crate::transport::verbs::incoming::Incoming;
-use crate::transport::verbs::record::Record;
-use crate::transport::verbs::shared::Shared;
+use crate::transport::rdma::device::Device;
+use crate::transport::rdma::incoming::Incoming;
+use crate::transport::rdma::rail::Registered;
+use crate::transport::rdma::record::Record;
+use crate::transport::rdma::shared::Shared;
 use crate::transport::{Outcome, PostError, URGENT_CLASS, tag_class};
 use crate::types::Rank;
 use std::sync::Arc;
 
-impl Peer {
+impl<D: Device> Peer<D> {
     /// Messages of this tag's class that are not matched yet, as far as is known.
     pub fn backlog(&self, tag: u64) -> u32 {
         self.credits.backlog(tag_class(tag))
@@ -34,7 +35,7 @@ impl Peer {
         tag: u64,
         destination: View,
         token: u64,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), PostError> {
         let posted = Posted {
             tag,
@@ -52,7 +53,7 @@ impl Peer {
     }
 
     /// Ends a receive whose message has not begun to come; false: there is none with this token.
-    pub fn cancel_posted(&mut self, token: u64, shared: &mut Shared) -> bool {
+    pub fn cancel_posted(&mut self, token: u64, shared: &mut Shared<D>) -> bool {
         self.matching.cancel(self.rank, token, &mut shared.ends)
     }
 
@@ -63,7 +64,7 @@ impl Peer {
 
     /// Ends a receive that has met a long message, if its last bytes have not come. No device of
     /// the peer writes here any more.
-    pub fn cancel_granted(&mut self, token: u64, shared: &mut Shared) {
+    pub fn cancel_granted(&mut self, token: u64, shared: &mut Shared<D>) {
         if self.incoming.cancel(token) {
             shared
                 .ends
@@ -81,7 +82,7 @@ impl Peer {
         &mut self,
         (tag, header): (u64, u64),
         source: View,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), String> {
         let message = (tag, header);
         let (is_matched, copied) =
@@ -98,7 +99,7 @@ impl Peer {
         &mut self,
         (tag, header): (u64, u64),
         (transfer, total): (u32, u64),
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), String> {
         if self.incoming.is_known(transfer) {
             return Err(format!("it offered transfer {transfer} twice"));
@@ -118,7 +119,7 @@ impl Peer {
     }
 
     /// The last bytes of a long message have come.
-    pub(super) fn handle_last(&mut self, transfer: u32, shared: &mut Shared) {
+    pub(super) fn handle_last(&mut self, transfer: u32, shared: &mut Shared<D>) {
         let Some(incoming) = self.incoming.take(transfer) else {
             return;
         };
@@ -133,13 +134,13 @@ impl Peer {
     }
 
     /// Tells the sender of a long message where to write it.
-    pub(super) fn push_grant(&mut self, transfer: u32, shared: &mut Shared) {
+    pub(super) fn push_grant(&mut self, transfer: u32, shared: &mut Shared<D>) {
         if let Some(record) = self.incoming.grant(transfer) {
             self.push(record, View::empty(), None, shared);
         }
     }
 
-    fn count_match(&mut self, tag: u64, shared: &mut Shared) {
+    fn count_match(&mut self, tag: u64, shared: &mut Shared<D>) {
         self.credits.count_match(tag_class(tag));
         if !self.pair.is_unused() && self.is_match_due(tag_class(tag)) {
             self.mark(shared);
@@ -158,7 +159,7 @@ impl Peer {
         Offered { transfer, total }: Offered,
         posted: &Posted,
         header: u64,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) {
         let token = posted.token;
         if total > posted.destination.len_bytes() as u64 {

@@ -1,11 +1,12 @@
-//! [`Pair`]: the queue pairs with one peer, by rail, where they stand between two generations, and
-//! what has gone wrong with them.
+//! [`Pair`]: the queues with one peer, by rail, where they stand between two generations, and what
+//! has gone wrong with them.
 
+use super::device::Device;
 use super::generation::{Generation, Phase};
 use super::greeting::Proposal;
 use super::link::{Link, Then};
 
-/// Something that has gone wrong with a queue pair.
+/// Something that has gone wrong with a queue.
 #[derive(Debug)]
 pub struct Fault {
     /// The rail that is to blame, if one is.
@@ -27,13 +28,13 @@ impl Fault {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Pair {
+pub struct Pair<D: Device> {
     generation: Generation,
     /// By rail.
-    links: Vec<Option<Link>>,
+    links: Vec<Option<Link<D>>>,
     /// The rail that the ring uses.
     lead: usize,
-    /// The peer's last word about its queue pairs, until they are joined.
+    /// The peer's last word about its queues, until they are joined.
     proposal: Option<Proposal>,
     /// Rails that can be used again and have no link; looked at when the pair is up.
     returned: Vec<usize>,
@@ -41,12 +42,12 @@ pub struct Pair {
     fault: Option<Fault>,
     /// The peer breaks the rules.
     offence: Option<String>,
-    /// Positions that were under way when their queue pair ended, with what follows if they came.
+    /// Positions that were under way when their queue ended, with what follows if they came.
     unsettled: Vec<(u64, Then)>,
 }
 
-impl Pair {
-    pub fn new() -> Pair {
+impl<D: Device> Pair<D> {
+    pub fn new() -> Pair<D> {
         Pair {
             generation: Generation::new(),
             links: Vec::new(),
@@ -65,7 +66,7 @@ impl Pair {
         self.generation.phase == Phase::Up
     }
 
-    /// Whether there have been no queue pairs and none are being made.
+    /// Whether there have been no queues and none are being made.
     #[inline]
     pub fn is_unused(&self) -> bool {
         self.generation.phase == Phase::Idle
@@ -88,30 +89,30 @@ impl Pair {
         self.lead
     }
 
-    /// The queue pair of the ring.
+    /// The queue of the ring.
     #[inline]
-    pub fn lead_link(&mut self) -> Option<&mut Link> {
+    pub fn lead_link(&mut self) -> Option<&mut Link<D>> {
         self.links.get_mut(self.lead)?.as_mut()
     }
 
-    /// The queue pair of the ring, if it has room for another post.
+    /// The queue of the ring, if it has room for another post.
     #[inline]
-    pub fn lead_with_room(&mut self) -> Option<&mut Link> {
+    pub fn lead_with_room(&mut self) -> Option<&mut Link<D>> {
         self.lead_link().filter(|link| link.has_room())
     }
 
-    /// The queue pair on a rail.
+    /// The queue on a rail.
     #[inline]
-    pub fn link(&mut self, rail: usize) -> Option<&mut Link> {
+    pub fn link(&mut self, rail: usize) -> Option<&mut Link<D>> {
         self.links.get_mut(rail)?.as_mut()
     }
 
-    /// The queue pair on a rail, as it is.
-    pub fn link_on(&self, rail: usize) -> Option<&Link> {
+    /// The queue on a rail, as it is.
+    pub fn link_on(&self, rail: usize) -> Option<&Link<D>> {
         self.links.get(rail)?.as_ref()
     }
 
-    /// Whether there is a queue pair on a rail.
+    /// Whether there is a queue on a rail.
     pub fn has_link(&self, rail: usize) -> bool {
         self.links.get(rail).is_some_and(Option::is_some)
     }
@@ -121,39 +122,39 @@ impl Pair {
         self.links.get(rail).is_some_and(Option::is_none)
     }
 
-    /// All queue pairs.
+    /// All queues.
     #[inline]
-    pub fn links(&self) -> impl Iterator<Item = &Link> {
+    pub fn links(&self) -> impl Iterator<Item = &Link<D>> {
         self.links.iter().flatten()
     }
 
-    /// All queue pairs.
-    pub fn links_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+    /// All queues.
+    pub fn links_mut(&mut self) -> impl Iterator<Item = &mut Link<D>> {
         self.links.iter_mut().flatten()
     }
 
-    /// Rails, with and without queue pairs.
+    /// Rails, with and without queues.
     #[inline]
     pub fn rails_count(&self) -> usize {
         self.links.len()
     }
 
-    /// New queue pairs, by rail.
-    pub fn set_links(&mut self, links: Vec<Option<Link>>) {
+    /// New queues, by rail.
+    pub fn set_links(&mut self, links: Vec<Option<Link<D>>>) {
         self.links = links;
     }
 
-    /// Takes all queue pairs out.
-    pub fn take_links(&mut self) -> impl Iterator<Item = Link> + use<> {
+    /// Takes all queues out.
+    pub fn take_links(&mut self) -> impl Iterator<Item = Link<D>> + use<D> {
         std::mem::take(&mut self.links).into_iter().flatten()
     }
 
-    /// Takes the queue pair on a rail out.
-    pub fn take_link(&mut self, rail: usize) -> Option<Link> {
+    /// Takes the queue on a rail out.
+    pub fn take_link(&mut self, rail: usize) -> Option<Link<D>> {
         self.links.get_mut(rail)?.take()
     }
 
-    /// Lets the ring use the first rail with a queue pair; false: there is none.
+    /// Lets the ring use the first rail with a queue; false: there is none.
     pub fn choose_lead(&mut self) -> bool {
         let first = self.links.iter().position(Option::is_some);
         self.lead = first.unwrap_or(self.lead);
@@ -165,7 +166,7 @@ impl Pair {
         self.proposal = Some(proposal);
     }
 
-    /// Whether the peer proposes a queue pair on this rail.
+    /// Whether the peer proposes a queue on this rail.
     pub fn is_proposed(&self, rail: usize) -> bool {
         let proposal = self.proposal.as_ref();
         proposal.is_some_and(|proposal| proposal.rails.get(rail).is_some_and(Option::is_some))
@@ -213,7 +214,7 @@ impl Pair {
         self.offence.take()
     }
 
-    /// A position was under way when its queue pair ended.
+    /// A position was under way when its queue ended.
     pub fn keep_unsettled(&mut self, position: u64, then: Then) {
         self.unsettled.push((position, then));
     }
@@ -223,9 +224,9 @@ impl Pair {
         self.unsettled.is_empty()
     }
 
-    /// The peer has had this many positions, and its queue pairs are no more: what follows from
-    /// those that were under way.
-    pub fn settle(&mut self, received: u64) -> impl Iterator<Item = (u64, Then)> + use<> {
+    /// The peer has had this many positions, and its queues are no more: what follows from those
+    /// that were under way.
+    pub fn settle(&mut self, received: u64) -> impl Iterator<Item = (u64, Then)> + use<D> {
         let unsettled = std::mem::take(&mut self.unsettled).into_iter();
         unsettled.filter(move |&(position, _)| position < received)
     }
@@ -247,6 +248,7 @@ impl Pair {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::verbs::VerbsDevice;
 
     #[test]
     fn the_first_cause_is_kept_and_what_was_flushed_is_none() {
@@ -256,7 +258,7 @@ mod tests {
             cause: cause.into(),
             is_consequence: true,
         };
-        let cause = |pair: &Pair| pair.fault.as_ref().map(|fault| fault.cause.clone());
+        let cause = |pair: &Pair<VerbsDevice>| pair.fault.as_ref().map(|fault| fault.cause.clone());
         pair.note_fault(flushed("flushed"));
         assert_eq!(cause(&pair).as_deref(), Some("flushed"));
         pair.note_fault(Fault::of_rail(0, "retries exceeded"));
@@ -267,7 +269,7 @@ mod tests {
 
     #[test]
     fn what_was_under_way_follows_once_and_only_where_it_has_come() {
-        let mut pair = Pair::new();
+        let mut pair = Pair::<VerbsDevice>::new();
         for position in [3, 4, 5] {
             pair.keep_unsettled(position, Then::EndTransfer(position));
         }

@@ -1,6 +1,7 @@
 //! [`Transfers`]: long messages, puts and gets that this rank moves.
 
-use super::device::Registered;
+use super::device::Device;
+use super::rail::Registered;
 use super::record::VALUE_MASK;
 use super::regions::Target;
 use crate::memory::{RegionKey, View};
@@ -18,14 +19,14 @@ pub enum Kind {
 
 /// A long transfer that this rank moves.
 #[derive(Debug)]
-pub struct Transfer {
+pub struct Transfer<D: Device> {
     pub kind: Kind,
     /// A get that changes the word that it reads.
     pub atomic: Option<Atomic>,
     pub token: u64,
     pub total: u64,
     /// The own memory, and where the bytes begin in it.
-    pub memory: Arc<Registered>,
+    pub memory: Arc<Registered<D>>,
     pub offset: u64,
     /// The place in the peer's memory, once the message is granted or the region is known.
     pub target: Option<Target>,
@@ -44,15 +45,15 @@ pub struct Transfer {
     pub refusals: u32,
 }
 
-impl Transfer {
+impl<D: Device> Transfer<D> {
     /// One that has not moved, from or to `memory` from `offset` on.
     pub fn new(
         kind: Kind,
-        (memory, offset): (Arc<Registered>, u64),
+        (memory, offset): (Arc<Registered<D>>, u64),
         total: u64,
         range: (RegionKey, u64),
         token: u64,
-    ) -> Transfer {
+    ) -> Transfer<D> {
         Transfer {
             kind,
             atomic: None,
@@ -88,14 +89,14 @@ impl Transfer {
 }
 
 /// Long transfers under way to one peer; their numbers fit immediate data.
-pub type Transfers = transfers::Transfers<Transfer>;
+pub type Transfers<D> = transfers::Transfers<Transfer<D>>;
 
 /// The transfers of a new peer.
-pub fn none() -> Transfers {
+pub fn none<D: Device>() -> Transfers<D> {
     Transfers::new(u64::from(VALUE_MASK))
 }
 
-impl Transfers {
+impl<D: Device> Transfers<D> {
     /// The puts and gets that wait to be told where this region of the peer is.
     pub fn waiting_for(&self, key: RegionKey) -> Vec<u64> {
         self.ids(|t| t.kind != Kind::Message && t.target.is_none() && t.range.0 == key)
@@ -121,7 +122,7 @@ impl Transfers {
         }
     }
 
-    /// The queue pairs are no more: nothing is under way, and nothing goes on.
+    /// The queues are no more: nothing is under way, and nothing goes on.
     pub fn end_links(&mut self) {
         self.stop(|transfer| {
             transfer.under_way.fill(0);

@@ -1,28 +1,33 @@
 //! [`IncomingMessages`]: long messages that one peer writes here, by the numbers that it gave them.
 
-use super::device::Registered;
+use super::device::Device;
+use super::rail::Registered;
 use super::record::Record;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A long message that is being written here.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct Incoming<D: Device> {
     pub total: u64,
     pub header: u64,
     pub token: u64,
     /// The memory it is written to; `None`: its receive has ended, and its sender does not know
     /// yet.
-    pub place: Option<Arc<Registered>>,
+    pub place: Option<Arc<Registered<D>>>,
     /// Where its first byte is in that memory.
     pub offset: u64,
 }
 
 /// See the module.
-#[derive(Debug, Default)]
-pub struct IncomingMessages(BTreeMap<u32, Incoming>);
+#[derive(Debug)]
+pub struct IncomingMessages<D: Device>(BTreeMap<u32, Incoming<D>>);
 
-impl IncomingMessages {
+impl<D: Device> IncomingMessages<D> {
+    pub fn new() -> IncomingMessages<D> {
+        IncomingMessages(BTreeMap::new())
+    }
+
     pub fn is_known(&self, transfer: u32) -> bool {
         self.0.contains_key(&transfer)
     }
@@ -37,11 +42,11 @@ impl IncomingMessages {
         self.0.keys().copied().collect()
     }
 
-    pub fn insert(&mut self, transfer: u32, incoming: Incoming) {
+    pub fn insert(&mut self, transfer: u32, incoming: Incoming<D>) {
         self.0.insert(transfer, incoming);
     }
 
-    pub fn take(&mut self, transfer: u32) -> Option<Incoming> {
+    pub fn take(&mut self, transfer: u32) -> Option<Incoming<D>> {
         self.0.remove(&transfer)
     }
 
@@ -78,6 +83,6 @@ impl IncomingMessages {
     }
 }
 
-fn is_for(incoming: &Incoming, token: u64) -> bool {
+fn is_for<D: Device>(incoming: &Incoming<D>, token: u64) -> bool {
     incoming.place.is_some() && incoming.token == token
 }

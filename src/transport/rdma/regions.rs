@@ -1,8 +1,8 @@
 //! [`Regions`]: which regions of a peer this rank knows, and which of its own the peer was told.
 
+use super::device::Place;
 use super::record::RailKeys;
 use crate::memory::RegionKey;
-use linerate_verbs_sys::Place;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A place in the peer's memory, by the keys of all rails.
@@ -81,7 +81,7 @@ impl Regions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::verbs::record::RAILS_MAX;
+    use crate::transport::rdma::record::RAILS_MAX;
 
     #[test]
     fn ranges_are_found_inside_known_regions_only() {

@@ -1,8 +1,9 @@
-//! What the contract asks of the `verbs` provider: posts, polls and what is looked at slowly.
+//! What the contract asks of a provider: posts, polls and what is looked at slowly.
 
-use super::device::{Rail, Registered};
+use super::device::Device;
 use super::peer::Peer;
-use super::{CONTROL_POLLS, VerbsTransport};
+use super::rail::{Rail, Registered};
+use super::{CONTROL_POLLS, RdmaTransport};
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
@@ -14,7 +15,7 @@ use crate::transport::{
 use crate::types::Rank;
 use std::sync::Arc;
 
-impl VerbsTransport {
+impl<D: Device> RdmaTransport<D> {
     /// A message with or without a completion.
     fn send(
         &mut self,
@@ -68,14 +69,14 @@ impl VerbsTransport {
             return false;
         }
         let peers = &self.peers;
-        let is_joining = |peer: &Peer| peer.is_open() && !peer.pair().is_up();
+        let is_joining = |peer: &Peer<D>| peer.is_open() && !peer.pair().is_up();
         self.joining
             .retain(|&rank| is_joining(&peers[rank as usize]));
         !self.joining.is_empty()
     }
 }
 
-impl Transport for VerbsTransport {
+impl<D: Device> Transport for RdmaTransport<D> {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -125,7 +126,8 @@ impl Transport for VerbsTransport {
     fn leave(&mut self, word: u64) -> bool {
         // Long messages that wait for their receives lie in memory that ends with this rank.
         let own = self.shared.rank;
-        let is_needed = |(rank, p): (Rank, &Peer)| rank != own && p.is_open() && p.has_transfers();
+        let is_needed =
+            |(rank, p): (Rank, &Peer<D>)| rank != own && p.is_open() && p.has_transfers();
         if !self.is_leaving && (0..).zip(&self.peers).any(is_needed) {
             return false;
         }
@@ -175,7 +177,7 @@ impl Transport for VerbsTransport {
         for rank in 0..self.peers.len() as Rank {
             let known = &self.peers[rank as usize];
             if known.pair().is_up() && known.is_read() {
-                // Only the end of the queue pair stops the device.
+                // Only the end of the queue stops the device.
                 self.handle_fault(rank, None, "memory was taken back while it was sent");
             }
             self.peers[rank as usize].withdraw(&mut self.shared);
@@ -280,7 +282,7 @@ impl Transport for VerbsTransport {
     }
 }
 
-impl Rma for VerbsTransport {
+impl<D: Device> Rma for RdmaTransport<D> {
     fn export(&mut self, peer: Rank, key: RegionKey) -> Accepted {
         self.check_peer(peer)?;
         match peer == self.shared.rank {
@@ -348,9 +350,9 @@ impl Rma for VerbsTransport {
     }
 }
 
-impl Mapping for VerbsTransport {}
+impl<D: Device> Mapping for RdmaTransport<D> {}
 
-impl Signals for VerbsTransport {
+impl<D: Device> Signals for RdmaTransport<D> {
     fn notify(&mut self, peer: Rank) {
         if self.check_peer(peer).is_err() || peer == self.shared.rank {
             return;
@@ -365,7 +367,7 @@ impl Signals for VerbsTransport {
     }
 }
 
-impl Expecting for VerbsTransport {
+impl<D: Device> Expecting for RdmaTransport<D> {
     fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         self.control.expect(peer, address)?;
         self.use_slot(peer)?;
@@ -378,7 +380,7 @@ impl Expecting for VerbsTransport {
     }
 }
 
-impl Diagnostics for VerbsTransport {
+impl<D: Device> Diagnostics for RdmaTransport<D> {
     fn unmatched(
         &mut self,
         is_meant: &mut dyn FnMut(u64, u64) -> bool,
@@ -390,21 +392,12 @@ impl Diagnostics for VerbsTransport {
     fn ports(&self) -> Vec<PortInUse> {
         let mut ports: Vec<PortInUse> = Vec::new();
         for rail in &self.shared.rails {
-            let own = rail.port();
+            let own = rail.device.port();
             let is_same =
-                |port: &&mut PortInUse| (&*port.device, port.number) == (rail.name(), own.number());
+                |port: &&mut PortInUse| (&port.device, port.number) == (&own.device, own.number);
             match ports.iter_mut().find(is_same) {
                 Some(port) => port.queue_pairs += 1,
-                None => ports.push(PortInUse {
-                    device: rail.name().into(),
-                    number: own.number(),
-                    mtu_bytes: own.mtu_bytes(),
-                    peers_mtu_bytes: own.peers_mtu_bytes(),
-                    gid_index: own.gid_index(),
-                    is_ethernet: own.is_ethernet(),
-                    inline_bytes: rail.inline_bytes(),
-                    queue_pairs: 1,
-                }),
+                None => ports.push(own),
             }
         }
         ports
@@ -416,7 +409,8 @@ impl Diagnostics for VerbsTransport {
         let mut names: Vec<&str> = self.shared.rails.iter().map(|r| r.name()).collect();
         names.dedup();
         Some(format!(
-            "verbs over {} does not reach it: {}",
+            "{} over {} does not reach it: {}",
+            D::NAME,
             names.join(", "),
             trouble.cause
         ))
@@ -430,7 +424,7 @@ impl Diagnostics for VerbsTransport {
     fn counts(&self) -> Vec<(&'static str, u64)> {
         let mut counts = self.shared.counts.named();
         counts.push(self.shared.regions.count());
-        let is_connected = |peer: &&Peer| peer.pair().links().next().is_some();
+        let is_connected = |peer: &&Peer<D>| peer.pair().links().next().is_some();
         let connected = self.peers.iter().filter(is_connected);
         counts.push(("peers connected", connected.count() as u64));
         counts

@@ -5,17 +5,17 @@ use super::Peer;
 use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
-use crate::transport::verbs::link::{Then, What};
-use crate::transport::verbs::outbox::{CopiedPut, Entry};
-use crate::transport::verbs::pair::Fault;
-use crate::transport::verbs::record::{HEADER_BYTES, Immediate, Record, Told};
-use crate::transport::verbs::regions::Target;
-use crate::transport::verbs::shared::Shared;
-use crate::transport::verbs::transfers::Kind;
+use crate::transport::rdma::device::{Device, Local, Operation, Place, Queue};
+use crate::transport::rdma::link::{Then, What};
+use crate::transport::rdma::outbox::{CopiedPut, Entry};
+use crate::transport::rdma::pair::Fault;
+use crate::transport::rdma::record::{HEADER_BYTES, Immediate, Record, Told};
+use crate::transport::rdma::regions::Target;
+use crate::transport::rdma::shared::Shared;
+use crate::transport::rdma::transfers::Kind;
 use crate::transport::{
     Atomic, Outcome, PostError, RemoteRange, TAG_CLASSES, URGENT_CLASS, tag_class,
 };
-use linerate_verbs_sys::{Local, Operation, Place};
 
 /// Puts of at most a flag line are copied by the peer's processor. A device may write a line in
 /// parts, and with relaxed ordering even a word may be there before what was put earlier; but a
@@ -23,20 +23,20 @@ use linerate_verbs_sys::{Local, Operation, Place};
 const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
 
-impl Peer {
+impl<D: Device> Peer<D> {
     /// Adds a record for the peer behind those that are there.
     pub(super) fn push(
         &mut self,
         record: Record,
         payload: View,
         put: CopiedPut,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) {
         self.add(record, payload, put, shared);
         self.mark(shared);
     }
 
-    fn add(&mut self, record: Record, payload: View, put: CopiedPut, shared: &mut Shared) {
+    fn add(&mut self, record: Record, payload: View, put: CopiedPut, shared: &mut Shared<D>) {
         shared.counts.copied_bytes += payload.len_bytes() as u64;
         self.outbox.add(record, payload, put);
     }
@@ -52,7 +52,7 @@ impl Peer {
 
     /// Whether an ordinary post finds room; the first of all begins the connection.
     #[inline]
-    pub(super) fn check_room(&mut self, shared: &mut Shared) -> Result<(), PostError> {
+    pub(super) fn check_room(&mut self, shared: &mut Shared<D>) -> Result<(), PostError> {
         let room = self.outbox.check_room();
         if room.is_err() && self.pair.is_unused() {
             self.mark(shared);
@@ -63,7 +63,7 @@ impl Peer {
     /// Lets what a post has added leave: at once where nothing else is under way or waits,
     /// otherwise together with what follows, with the next poll. It tells counters, and must not be
     /// called while a record is handled.
-    fn hand_over(&mut self, shared: &mut Shared) {
+    fn hand_over(&mut self, shared: &mut Shared<D>) {
         match self.is_free() && self.pair.lead_link().is_some_and(|link| link.is_idle()) {
             true => {
                 self.queue_positions(shared);
@@ -73,7 +73,7 @@ impl Peer {
         }
     }
 
-    fn ring_doorbell(&mut self, rail: usize, shared: &mut Shared) {
+    fn ring_doorbell(&mut self, rail: usize, shared: &mut Shared<D>) {
         let Some(link) = self.pair.link(rail) else {
             return;
         };
@@ -90,7 +90,7 @@ impl Peer {
         (tag, header): (u64, u64),
         source: View,
         token: Option<u64>,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), PostError> {
         let class = tag_class(tag);
         self.credits.check(class)?;
@@ -129,7 +129,7 @@ impl Peer {
         source: View,
         to: RemoteRange,
         token: u64,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), PostError> {
         if shared.settings.has_plain_words
             && let Some(posted) = self.put_plainly(source, to, token, shared)
@@ -162,7 +162,7 @@ impl Peer {
 
     /// Gives a put a position, and keeps its bytes until it is known to have come.
     #[inline]
-    fn keep_put(&mut self, source: View, target: Target, token: u64, shared: &mut Shared) {
+    fn keep_put(&mut self, source: View, target: Target, token: u64, shared: &mut Shared<D>) {
         shared.counts.copied_bytes += source.len_bytes() as u64;
         self.outbox.push_put(source, target, token);
     }
@@ -175,7 +175,7 @@ impl Peer {
         source: View,
         to: RemoteRange,
         token: u64,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Option<Result<(), PostError>> {
         let bytes = source.len_bytes() as u64;
         let is_word =
@@ -197,7 +197,7 @@ impl Peer {
         }
         let word = &word[..bytes as usize];
         let operation = Operation::Write(target.place(rail, 0), None);
-        let local = (Local::Inline(word), bytes);
+        let local = (Local::Bytes(word), bytes);
         let posted = link.post_now(operation, local, What::Word { token, bytes });
         self.note_post(posted, shared);
         Some(Ok(()))
@@ -205,7 +205,7 @@ impl Peer {
 
     /// What was posted by itself was one doorbell, or a fault.
     #[inline]
-    pub(super) fn note_post(&mut self, posted: Result<(), String>, shared: &mut Shared) {
+    pub(super) fn note_post(&mut self, posted: Result<(), String>, shared: &mut Shared<D>) {
         shared.counts.doorbells += 1;
         if let Err(cause) = posted {
             self.note_fault(Fault::of_rail(self.pair.lead(), &cause), shared);
@@ -214,7 +214,7 @@ impl Peer {
 
     /// A slow look: makes a completion for words that have none, and tells what may wait until now.
     /// A peer whose message is waited for is to be connected, so that its death is seen.
-    pub fn look_slowly(&mut self, shared: &mut Shared) {
+    pub fn look_slowly(&mut self, shared: &mut Shared<D>) {
         if self.pair.is_unused() {
             if self.awaits_message() {
                 self.mark(shared);
@@ -228,7 +228,7 @@ impl Peer {
     }
 
     /// Makes a completion for words that have none.
-    fn queue_telling(&mut self, shared: &mut Shared) {
+    fn queue_telling(&mut self, shared: &mut Shared<D>) {
         let ring = self.outbox.ring_place(self.pair.lead());
         let link = self.pair.lead_with_room().filter(|link| link.is_untold());
         if let (Some(place), Some(link)) = (ring, link) {
@@ -242,7 +242,7 @@ impl Peer {
         from: RemoteRange,
         destination: View,
         token: u64,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), PostError> {
         self.check_room(shared)?;
         let range = (from.key, from.offset);
@@ -260,7 +260,7 @@ impl Peer {
         word: RemoteRange,
         result: View,
         token: u64,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), PostError> {
         self.check_room(shared)?;
         let range = (word.key, word.offset);
@@ -274,7 +274,7 @@ impl Peer {
     }
 
     /// Wakes the peer, unless something on its way does.
-    pub fn notify(&mut self, shared: &mut Shared) {
+    pub fn notify(&mut self, shared: &mut Shared<D>) {
         if self.outbox.needs_wake_up() {
             self.push(Record::Nothing, View::empty(), None, shared);
         }
@@ -282,7 +282,7 @@ impl Peer {
     }
 
     /// Posts what there is room for, and rings the doorbells.
-    pub fn pump(&mut self, shared: &mut Shared) {
+    pub fn pump(&mut self, shared: &mut Shared<D>) {
         if !self.pair.is_up() || !self.queue_bad_puts() {
             return;
         }
@@ -296,7 +296,7 @@ impl Peer {
     }
 
     /// Posts the positions of the ring that are not posted yet.
-    pub(super) fn queue_positions(&mut self, shared: &mut Shared) {
+    pub(super) fn queue_positions(&mut self, shared: &mut Shared<D>) {
         let rail = self.pair.lead();
         while let Some((position, entry)) = self.outbox.unposted() {
             let slot = self.outbox.slot_of(position);
@@ -350,7 +350,7 @@ impl Peer {
         (position, ring): (u64, Place),
         id: u64,
         (offset, bytes): (u64, u64),
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) {
         let rail = self.pair.lead();
         let transfer = self.transfers.get(id).expect("ends of others are gone");
@@ -425,8 +425,8 @@ impl Peer {
         }
     }
 
-    /// Brings the queue pair into the error state where a test has asked for that.
-    pub(super) fn break_if_asked(&mut self, rail: usize, shared: &mut Shared) {
+    /// Brings the queue into the error state where a test has asked for that.
+    pub(super) fn break_if_asked(&mut self, rail: usize, shared: &mut Shared<D>) {
         let Some(left) = shared.until_break.as_mut() else {
             return;
         };
@@ -436,7 +436,7 @@ impl Peer {
             if let Some(link) = self.pair.link(rail) {
                 // What was queued before is posted, and may or may not arrive.
                 let _ = link.flush();
-                let _ = link.pair.to_error();
+                link.queue.stop();
             }
         }
     }

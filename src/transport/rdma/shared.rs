@@ -1,6 +1,8 @@
 //! [`Shared`]: what the peers of one rank share.
 
-use super::device::{Rail, Registered, Sizes};
+use super::device::Device;
+use super::rail::{Rail, Registered};
+use super::sizes::Sizes;
 use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::memory::Region;
@@ -12,22 +14,22 @@ use std::sync::Arc;
 
 /// What the peers of one rank share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct Shared<D: Device> {
     pub rank: Rank,
     pub settings: VerbsSettings,
     pub sizes: Sizes,
-    pub rails: Vec<Rail>,
-    pub regions: Registry<Arc<Registered>>,
+    pub rails: Vec<Rail<D>>,
+    pub regions: Registry<Arc<Registered<D>>>,
     pub ends: Ends,
     /// Peers with something to post.
     pub dirty: Vec<Rank>,
     /// Memory for short gets whose own is not registered.
-    pub bounces: Vec<Arc<Registered>>,
+    pub bounces: Vec<Arc<Registered<D>>>,
     /// Where the words go that are read only to make earlier pieces visible; none with one rail.
-    pub landing: Option<Arc<Registered>>,
+    pub landing: Option<Arc<Registered<D>>>,
     pub now: Time,
     pub counts: Counts,
-    /// Pieces until the queue pair is broken on purpose.
+    /// Pieces until the queue is broken on purpose.
     pub until_break: Option<u64>,
 }
 
@@ -44,7 +46,7 @@ pub struct Counts {
     pub reads_behind: u64,
     /// Positions of rings posted once more.
     pub positions_again: u64,
-    /// Queue pairs that failed, and sets of them that were replaced.
+    /// Queues that failed, and sets of them that were replaced.
     pub faults: u64,
     pub generations: u64,
     /// Receives whose memory was registered for them alone.
@@ -72,9 +74,9 @@ impl Counts {
     }
 }
 
-impl Shared {
+impl<D: Device> Shared<D> {
     /// A page that was given back, or a new one.
-    pub fn bounce(&mut self) -> Result<Arc<Registered>> {
+    pub fn bounce(&mut self) -> Result<Arc<Registered<D>>> {
         if let Some(spare) = self.bounces.pop() {
             return Ok(spare);
         }
@@ -83,7 +85,7 @@ impl Shared {
 }
 
 /// Memory of a page that these rails know.
-pub fn page(rails: &[Rail]) -> Result<Arc<Registered>> {
+pub fn page<D: Device>(rails: &[Rail<D>]) -> Result<Arc<Registered<D>>> {
     let region = Arc::new(Region::private(crate::limits::INLINE_BYTES_MAX)?);
     Registered::region(region, rails, false).map(Arc::new)
 }

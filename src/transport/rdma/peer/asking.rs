@@ -1,6 +1,6 @@
 //! Atomic operations by the processor of the word's owner: a record asks, another one answers.
 //!
-//! Positions of the ring come exactly once, also where queue pairs are replaced, so that these
+//! Positions of the ring come exactly once, also where queues are replaced, so that these
 //! operations are done exactly once. A device does them faster, but they are not atomic with what
 //! processors do, and after a fault nobody knows whether they were done:
 //! [`VerbsSettings::has_device_atomics`].
@@ -10,16 +10,17 @@
 use super::Peer;
 use crate::kernel;
 use crate::memory::View;
+use crate::transport::rdma::device::Device;
+use crate::transport::rdma::record::Record;
+use crate::transport::rdma::shared::Shared;
 use crate::transport::requests::REQUESTS_MAX;
-use crate::transport::verbs::record::Record;
-use crate::transport::verbs::shared::Shared;
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
 /// Records that may wait for positions of the peer's ring, answers among them: a peer that takes
 /// its answers has fewer.
 const WAITING_MAX: usize = 4 * REQUESTS_MAX as usize;
 
-impl Peer {
+impl<D: Device> Peer<D> {
     /// Asks the peer to change a word.
     pub fn ask_change(
         &mut self,
@@ -27,7 +28,7 @@ impl Peer {
         word: RemoteRange,
         result: View,
         token: u64,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), PostError> {
         self.check_room(shared)?;
         let id = self.changes.begin(result, token)?;
@@ -49,7 +50,7 @@ impl Peer {
         id: u32,
         word: RemoteRange,
         what: Atomic,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), String> {
         if self.outbox.waiting_count() >= WAITING_MAX {
             return Err(format!(
@@ -66,7 +67,7 @@ impl Peer {
         &mut self,
         id: u32,
         before: Option<u64>,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), String> {
         let asked = self.changes.end(u64::from(id));
         let (result, token) =

@@ -1,17 +1,17 @@
-//! How queue pairs begin and end: greetings over the control transport, what is settled between two
+//! How queues begin and end: greetings over the control transport, what is settled between two
 //! generations, and failures.
 //!
 //! In small jobs the first generation begins when the control transport is connected. In larger
 //! ones it begins when one side has something to post, or waits for a message (so that it hears of
 //! the peer's death), and the peer follows.
 
-use super::VerbsTransport;
+use super::RdmaTransport;
+use super::device::{Device, Queue};
 use super::generation::{Action, Phase};
 use super::greeting::{GREETING_BYTES_MAX, Greeting, Proposal, RailOffer};
 use super::link::Link;
 use super::record::RAILS_MAX;
 use super::regions::Target;
-use super::sysfs::{Device, Tree};
 use crate::kernel;
 use crate::limits::{INLINE_BYTES_MAX, URGENT_MESSAGES};
 use crate::memory::{View, abort_on_unwind, view_of_slice};
@@ -19,8 +19,6 @@ use crate::transport::{
     CONNECTED_RANKS_MAX, CONTROL_BYTES, Completion, Event, Outcome, PostError, URGENT_CLASS,
 };
 use crate::types::Rank;
-use linerate_verbs_sys::raw::ibv_mtu;
-use linerate_verbs_sys::{RemoteEnd, Route, Sending};
 
 /// The tag of greetings, which nothing else uses on the control transport. They may come at any
 /// time, so that the receives for them keep no connection open.
@@ -28,12 +26,8 @@ const TAG: u64 = (URGENT_CLASS as u64) << 62;
 const _: () = assert!(GREETING_BYTES_MAX <= INLINE_BYTES_MAX);
 /// Sends of greetings complete at once, and are not waited for.
 const SEND_TOKEN: u64 = u64::MAX;
-/// How long a peer without a posted receive is to wait: 0.01 ms. Credits prevent it.
-const NO_RECEIVE_TIMER: u8 = 1;
-/// How often a post is sent again. The largest, 7, means "for ever" to Soft-RoCE.
-const RETRIES: u8 = 6;
 
-impl VerbsTransport {
+impl<D: Device> RdmaTransport<D> {
     /// Listens for the next greeting of a peer.
     pub(super) fn expect_greeting(&mut self, peer: Rank) {
         let bytes = GREETING_BYTES_MAX;
@@ -97,7 +91,7 @@ impl VerbsTransport {
         self.send_letters();
     }
 
-    /// Whether queue pairs are made at the first use.
+    /// Whether queues are made at the first use.
     pub(super) fn connects_at_first_use(&self) -> bool {
         self.peers.len() > CONNECTED_RANKS_MAX
     }
@@ -177,8 +171,8 @@ impl VerbsTransport {
         }
     }
 
-    /// Sends an urgent message to a peer without queue pairs; false: this one cannot go so. Only a
-    /// few can: without a ring the peer cannot say that it has matched them.
+    /// Sends an urgent message to a peer without queues; false: this one cannot go so. Only a few
+    /// can: without a ring the peer cannot say that it has matched them.
     pub(super) fn send_by_letter(
         &mut self,
         rank: Rank,
@@ -212,7 +206,7 @@ impl VerbsTransport {
         }
     }
 
-    /// A queue pair has failed, or must end.
+    /// A queue has failed, or must end.
     pub(super) fn handle_fault(&mut self, rank: Rank, rail: Option<usize>, cause: &str) {
         let now = self.shared.now;
         if let Some(rail) = rail {
@@ -222,7 +216,7 @@ impl VerbsTransport {
         self.begin_anew(rank, cause);
     }
 
-    /// Replaces the queue pairs of a peer, for this reason.
+    /// Replaces the queues of a peer, for this reason.
     pub(super) fn begin_anew(&mut self, rank: Rank, cause: &str) {
         let now = self.shared.now;
         let generation = self.peers[rank as usize].pair_mut().generation_mut();
@@ -231,13 +225,16 @@ impl VerbsTransport {
             let number = generation.number;
             crate::transport::say(
                 self.shared.rank,
-                &format!("verbs: to rank {rank}: {cause}; generation {number} begins"),
+                &format!(
+                    "{}: to rank {rank}: {cause}; generation {number} begins",
+                    D::NAME
+                ),
             );
         }
         self.act(rank, action);
     }
 
-    /// Ends the queue pairs of a peer, and takes what has come on them.
+    /// Ends the queues of a peer, and takes what has come on them.
     pub(super) fn end_links(&mut self, rank: Rank) {
         if self.peers[rank as usize].pair().links().next().is_none() {
             return;
@@ -246,18 +243,18 @@ impl VerbsTransport {
         let mut numbers = Vec::new();
         let mut ended = Vec::new();
         for link in self.peers[rank as usize].pair_mut().take_links() {
-            numbers.push((link.rail, link.pair.number()));
+            numbers.push((link.rail, link.queue.number()));
             ended.extend(link.end());
         }
         // Completions that were not waited for may have come meanwhile.
         self.drain_rails();
         for (rail, number) in numbers {
-            self.shared.rails[rail].remove_pair(number);
+            self.shared.rails[rail].remove_queue(number);
         }
         self.peers[rank as usize].handle_ended_links(ended, &mut self.shared);
     }
 
-    /// Makes new queue pairs, and proposes them.
+    /// Makes new queues, and proposes them.
     fn begin(&mut self, rank: Rank, number: u32) {
         self.end_links(rank);
         self.shared.counts.generations += 1;
@@ -297,14 +294,12 @@ impl VerbsTransport {
     fn wanted_rails(&mut self, rank: Rank) -> Vec<bool> {
         let mut returned = Vec::new();
         for (at, rail) in self.shared.rails.iter_mut().enumerate() {
-            let before = rail.port().gid_index();
-            if rail.refresh() {
+            let (is_back, news) = rail.refresh();
+            if is_back {
                 returned.push(at);
             }
-            let has_changed = rail.port().gid_index() != before;
-            if let (true, Some(gid)) = (self.is_debugging && has_changed, rail.port().gid()) {
-                let text = format!("verbs: {} has GID {gid} now", rail.name());
-                crate::transport::say(self.shared.rank, &text);
+            if let (true, Some(news)) = (self.is_debugging, news) {
+                crate::transport::say(self.shared.rank, &format!("{}: {news}", D::NAME));
             }
         }
         for at in returned {
@@ -321,37 +316,25 @@ impl VerbsTransport {
         }
     }
 
-    fn make_link(&mut self, rank: Rank, at: usize) -> Option<(Link, RailOffer)> {
+    fn make_link(&mut self, rank: Rank, at: usize) -> Option<(Link<D>, RailOffer)> {
         let sizes = self.shared.sizes;
         let packet_number = self.random.below(1 << 24) as u32;
         let (_, keys) = self.peers[rank as usize].inbox().address_and_keys()?;
         let ring_key = keys[at];
         let rail = &mut self.shared.rails[at];
-        let pair = match rail.queue_pair(sizes) {
-            Ok(pair) => pair,
+        let (queue, half) = match rail.device.open_queue(sizes, packet_number) {
+            Ok(opened) => opened,
             Err(error) => {
-                crate::transport::say(self.shared.rank, &format!("verbs: {error}"));
+                crate::transport::say(self.shared.rank, &format!("{}: {error}", D::NAME));
                 return None;
             }
         };
-        rail.add_pair(pair.number(), rank);
-        let port = rail.port();
-        let offer = RailOffer {
-            queue_pair: pair.number(),
-            packet_number,
-            ring_key,
-            lid: port.lid(),
-            mtu: port.mtu().0 as u8,
-            is_ethernet: port.is_ethernet(),
-            reads_max: rail.reads_max(),
-            gid: port.gid_bytes(),
-        };
-        let mut link = Link::new(pair, at, sizes, &self.shared.settings);
-        link.packet_number = packet_number;
-        Some((link, offer))
+        rail.add_queue(queue.number(), rank);
+        let link = Link::new((queue, half), at, sizes, &self.shared.settings);
+        Some((link, RailOffer { ring_key, half }))
     }
 
-    /// Joins the queue pairs with those of the peer's proposal.
+    /// Joins the queues with those of the peer's proposal.
     fn join(&mut self, rank: Rank) {
         let Some(proposal) = self.peers[rank as usize].pair_mut().take_proposal() else {
             return;
@@ -379,11 +362,7 @@ impl VerbsTransport {
                 None => Err(Some(self.describe_apart(rank, at))),
             };
             match joined {
-                Ok(()) => {
-                    let offer = offer.expect("joined with it");
-                    *key = offer.ring_key;
-                    self.shared.rails[at].port_mut().note_peer_mtu(offer.mtu);
-                }
+                Ok(()) => *key = offer.expect("joined with it").ring_key,
                 Err(why) => {
                     cause = why.unwrap_or(cause);
                     self.drop_link(rank, at);
@@ -413,7 +392,8 @@ impl VerbsTransport {
             .map(|link| self.shared.rails[link.rail].name())
             .collect();
         let text = format!(
-            "verbs: to rank {rank}: generation {number} goes over {}",
+            "{}: to rank {rank}: generation {number} goes over {}",
+            D::NAME,
             names.join(" and ")
         );
         crate::transport::say(self.shared.rank, &text);
@@ -430,7 +410,7 @@ impl VerbsTransport {
 
     fn drop_link(&mut self, rank: Rank, at: usize) {
         if let Some(link) = self.peers[rank as usize].pair_mut().take_link(at) {
-            self.shared.rails[at].remove_pair(link.pair.number());
+            self.shared.rails[at].remove_queue(link.queue.number());
         }
     }
 
@@ -440,56 +420,10 @@ impl VerbsTransport {
         at: usize,
         offer: &RailOffer,
     ) -> Result<(), Option<String>> {
-        let rail = &self.shared.rails[at];
-        let port = rail.port();
         let own = self.peers[rank as usize].pair().link_on(at);
         let link = own.ok_or_else(|| Some(self.describe_apart(rank, at)))?;
-        if offer.is_ethernet != port.is_ethernet() {
-            return Err(Some(format!(
-                "{} is {} and the peer's rail {at} is not",
-                rail.name(),
-                match port.is_ethernet() {
-                    true => "Ethernet",
-                    false => "InfiniBand",
-                }
-            )));
-        }
-        let settings = &self.shared.settings;
-        let remote = RemoteEnd {
-            queue_pair: offer.queue_pair,
-            packet_number: offer.packet_number,
-            mtu: ibv_mtu(port.mtu().0.min(u32::from(offer.mtu).max(1))),
-            route: Route {
-                port: port.number(),
-                gid: port
-                    .is_ethernet()
-                    .then_some((offer.gid, port.gid_index() as u8)),
-                lid: offer.lid,
-                service_level: settings.service_level,
-                traffic_class: settings.traffic_class,
-                ..Route::default()
-            },
-            reads_max: rail.reads_max(),
-            no_receive_timer: NO_RECEIVE_TIMER,
-        };
-        let sending = Sending {
-            packet_number: link.packet_number,
-            reads_max: rail.reads_max().min(offer.reads_max),
-            timeout: settings.ack_timeout,
-            retries: RETRIES,
-            no_receive_retries: RETRIES,
-        };
-        let joined = link.pair.to_receive(&remote);
-        let joined = joined.and_then(|()| link.pair.to_send(&sending));
-        joined.map_err(|error| {
-            let cause = error.to_string();
-            match other_device_here(rail.name(), &offer.gid) {
-                Some(other) if port.is_ethernet() => Some(format!(
-                    "{cause}; the peer's {other} is on this host too, and the kernel does not carry packets of one device to another one of its own: give all ranks of the host the same one (verbs:{other}), or use the router, which shares memory within a host"
-                )),
-                _ => Some(cause),
-            }
-        })
+        let device = &mut self.shared.rails[at].device;
+        (device.join(&link.queue, &link.offer, &offer.half)).map_err(Some)
     }
 
     /// Both sides can receive: what had not come is posted again, and everything goes on.
@@ -544,7 +478,7 @@ impl VerbsTransport {
         }
     }
 
-    /// Ends a receive that the peer may be writing to, by ending its queue pairs.
+    /// Ends a receive that the peer may be writing to, by ending its queues.
     pub(super) fn cancel_granted(&mut self, rank: Rank, token: u64) {
         let peer = &self.peers[rank as usize];
         if !peer.is_granted(token) {
@@ -556,15 +490,4 @@ impl VerbsTransport {
         // Its last bytes may have come before the end.
         self.peers[rank as usize].cancel_granted(token, &mut self.shared);
     }
-}
-
-/// The device of this host, other than `own`, that has this GID.
-fn other_device_here(own: &str, gid: &[u8; 16]) -> Option<String> {
-    let has_it = |device: &Device| {
-        let mut gids = device.ports.iter().flat_map(|port| &port.gids);
-        gids.any(|other| other.bytes == *gid)
-    };
-    let mut others = Tree::default().devices().into_iter();
-    let found = others.find(|device| device.name != own && has_it(device));
-    found.map(|device| device.name)
 }

@@ -1,10 +1,9 @@
-//! [`Link`]: the queue pair to one peer on one rail, and what is under way on it.
+//! [`Link`]: the queue to one peer on one rail, and what is under way on it.
 
-use super::device::{RECEIVES_AT_ONCE, Sizes, post_receives};
+use super::device::{Device, Local, Offer, Operation, Place, Queue, Segment};
+use super::rail::SegmentOf;
+use super::sizes::{RECEIVES_AT_ONCE, Sizes};
 use crate::config::VerbsSettings;
-use linerate_verbs_sys::{
-    BATCH, Local, Operation, Place, PostError, QueuePair, Segment, SendRequest,
-};
 use std::collections::VecDeque;
 
 /// Short gets leave with a doorbell each while no more than this many posts are under way. A rank
@@ -67,12 +66,12 @@ struct Sent {
     bytes: u64,
 }
 
-/// A queue pair and what is under way on it.
-pub struct Link {
-    pub pair: QueuePair,
+/// A queue and what is under way on it.
+pub struct Link<D: Device> {
+    pub queue: D::Queue,
     pub rail: usize,
-    /// The number of the first packet that it sends.
-    pub packet_number: u32,
+    /// What the peer was told of it.
+    pub offer: Offer,
     depth: usize,
     /// One post in this many makes a completion at least: places come back in time, and most posts
     /// cost no completion.
@@ -83,11 +82,11 @@ pub struct Link {
     /// Posted and not known to have arrived, in order.
     sent: VecDeque<Sent>,
     /// To be posted with the next doorbell.
-    queued: Vec<SendRequest<'static>>,
+    queued: Vec<<D::Queue as Queue>::Request<'static>>,
     pub outstanding_bytes: u64,
     /// Pieces of long transfers among what is under way.
     pub pieces: u32,
-    /// Receives of the queue pair, and how many of them were taken and not posted again yet.
+    /// Receives of the queue, and how many of them were taken and not posted again yet.
     receives: u32,
     taken: u32,
     /// Posts up to the last one that makes a completion, and up to the last one that has made it.
@@ -97,27 +96,32 @@ pub struct Link {
     is_stopped: bool,
 }
 
-impl std::fmt::Debug for Link {
+impl<D: Device> std::fmt::Debug for Link<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "rail {}: {} under way", self.rail, self.sent.len())
     }
 }
 
-impl Link {
-    pub fn new(pair: QueuePair, rail: usize, sizes: Sizes, settings: &VerbsSettings) -> Link {
+impl<D: Device> Link<D> {
+    pub fn new(
+        (queue, offer): (D::Queue, Offer),
+        rail: usize,
+        sizes: Sizes,
+        settings: &VerbsSettings,
+    ) -> Link<D> {
         let depth = sizes.sends;
         Link {
             // A device may have more room than it was asked for.
-            inline_bytes: settings.inline_bytes.min(pair.inline_bytes_max()),
+            inline_bytes: settings.inline_bytes.min(queue.inline_bytes_max()),
             signal_every: u64::from(settings.signal_every),
-            pair,
+            queue,
+            offer,
             rail,
-            packet_number: 0,
             depth: depth as usize,
             next_id: 0,
             since_signal: 0,
             sent: VecDeque::with_capacity(depth as usize),
-            queued: Vec::with_capacity(BATCH),
+            queued: Vec::with_capacity(D::Queue::BATCH),
             outstanding_bytes: 0,
             pieces: 0,
             receives: sizes.receives,
@@ -130,20 +134,20 @@ impl Link {
 
     /// A receive was taken. Receives are posted again once enough of them were taken.
     #[inline]
-    pub fn note_taken(&mut self) -> Result<(), PostError> {
+    pub fn note_taken(&mut self) -> Result<(), String> {
         self.taken += 1;
         if self.taken == RECEIVES_AT_ONCE && !self.is_stopped {
             self.taken = 0;
-            post_receives(&self.pair)?;
+            self.queue.post_receives()?;
         }
         Ok(())
     }
 
-    /// Brings the queue pair into the error state, in which every post ends, and lets the last one
-    /// make a completion; false: none is to be waited for.
+    /// Brings the queue into the error state, in which every post ends, and lets the last one make
+    /// a completion; false: none is to be waited for.
     pub fn stop(&mut self) -> bool {
         self.is_stopped = true;
-        if self.pair.to_error().is_err() {
+        if !self.queue.stop() {
             return false;
         }
         if self.since_signal == 0 {
@@ -186,7 +190,7 @@ impl Link {
 
     /// Adds a post to what leaves with the next [`Link::flush`].
     #[inline]
-    pub fn queue(&mut self, operation: Operation<'static>, local: Option<Segment>, what: What) {
+    pub fn queue(&mut self, operation: Operation, local: Option<SegmentOf<D>>, what: What) {
         debug_assert!(self.has_room());
         let bytes = local.map_or(0, |segment| u64::from(segment.len_bytes()));
         self.since_signal += 1;
@@ -196,14 +200,8 @@ impl Link {
         }
         let id = self.next_id;
         self.next_id += 1;
-        self.queued.push(SendRequest {
-            id,
-            operation,
-            local: self.local(operation, local),
-            is_signaled,
-            is_solicited: false,
-            is_fenced: false,
-        });
+        let local = self.local(operation, local);
+        (self.queued).push(D::Queue::request(id, operation, local, is_signaled));
         self.outstanding_bytes += bytes;
         self.pieces += u32::from(what.is_piece());
         self.sent.push_back(Sent { id, what, bytes });
@@ -214,8 +212,8 @@ impl Link {
     #[inline]
     pub fn post_now(
         &mut self,
-        operation: Operation<'_>,
-        (local, bytes): (Local<'_>, u64),
+        operation: Operation,
+        (local, bytes): (Local<'_, SegmentOf<D>>, u64),
         what: What,
     ) -> Result<(), String> {
         debug_assert!(self.has_room() && self.queued.is_empty());
@@ -226,14 +224,8 @@ impl Link {
         if is_signaled {
             self.since_signal = 0;
         }
-        let posted = self.pair.post_send(&[SendRequest {
-            id,
-            operation,
-            local,
-            is_signaled,
-            is_solicited: false,
-            is_fenced: false,
-        }]);
+        let request = D::Queue::request(id, operation, local, is_signaled);
+        let posted = self.queue.post(&[request]);
         self.next_id += 1;
         if is_signaled {
             self.told = self.next_id;
@@ -241,7 +233,7 @@ impl Link {
         self.outstanding_bytes += bytes;
         self.pieces += u32::from(what.is_piece());
         self.sent.push_back(Sent { id, what, bytes });
-        posted.map_err(|error| error.to_string())
+        posted
     }
 
     /// Whether the latest posts make no completion.
@@ -258,13 +250,17 @@ impl Link {
 
     /// Short sources leave with the post: the device need not fetch them.
     #[inline]
-    fn local(&self, operation: Operation<'static>, segment: Option<Segment>) -> Local<'static> {
+    fn local(
+        &self,
+        operation: Operation,
+        segment: Option<SegmentOf<D>>,
+    ) -> Local<'static, SegmentOf<D>> {
         let Some(segment) = segment else {
             return Local::Empty;
         };
         let is_write = matches!(operation, Operation::Write(..));
         match is_write && segment.len_bytes() <= self.inline_bytes {
-            true => Local::InlineOne(segment),
+            true => Local::Copied(segment),
             false => Local::One(segment),
         }
     }
@@ -276,13 +272,13 @@ impl Link {
         let Some(last) = self.queued.last_mut() else {
             return Ok(0);
         };
-        last.is_signaled = true;
+        D::Queue::signal(last);
         self.since_signal = 0;
         self.told = self.next_id;
-        let posted = self.pair.post_send(&self.queued);
-        let doorbells = self.queued.len().div_ceil(BATCH);
+        let posted = self.queue.post(&self.queued);
+        let doorbells = self.queued.len().div_ceil(D::Queue::BATCH);
         self.queued.clear();
-        posted.map_err(|e| e.to_string()).map(|()| doorbells)
+        posted.map(|()| doorbells)
     }
 
     /// Everything up to this post has arrived: takes out the first of it.
@@ -311,9 +307,9 @@ impl Link {
         }
     }
 
-    /// Destroys the queue pair; what was under way, whether it has arrived or not.
+    /// Destroys the queue; what was under way, whether it has arrived or not.
     pub fn end(self) -> Vec<What> {
-        drop(self.pair);
+        drop(self.queue);
         self.sent.into_iter().map(|sent| sent.what).collect()
     }
 

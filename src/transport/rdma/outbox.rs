@@ -1,13 +1,13 @@
 //! [`Outbox`]: what leaves to one peer by positions of its ring, and what waits for them.
 
-use super::device::Registered;
+use super::device::{Device, Place};
+use super::rail::{Registered, SegmentOf};
 use super::record::{HEADER_BYTES, Record, SLOT_BYTES, TOLD_AT, Told, VALUE_MASK};
 use super::regions::Target;
 use super::ring::SendRing;
 use crate::kernel;
 use crate::memory::View;
 use crate::transport::PostError;
-use linerate_verbs_sys::{Place, Segment};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -53,10 +53,10 @@ pub type LostEnd = (u64, u64, u64);
 
 /// See the module.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct Outbox<D: Device> {
     ring: SendRing<Entry>,
     /// Where records for the peer's ring are made.
-    staging: Option<Arc<Registered>>,
+    staging: Option<Arc<Registered<D>>>,
     /// The peer's ring.
     target: Option<Target>,
     /// Both sides have been able to receive.
@@ -68,8 +68,8 @@ pub struct Outbox {
     notified: u64,
 }
 
-impl Outbox {
-    pub fn new(slots: u32) -> Outbox {
+impl<D: Device> Outbox<D> {
+    pub fn new(slots: u32) -> Outbox<D> {
         Outbox {
             ring: SendRing::new(slots),
             staging: None,
@@ -81,7 +81,7 @@ impl Outbox {
         }
     }
 
-    pub fn set_staging(&mut self, staging: Arc<Registered>) {
+    pub fn set_staging(&mut self, staging: Arc<Registered<D>>) {
         self.staging = Some(staging);
     }
 
@@ -238,7 +238,13 @@ impl Outbox {
 
     /// This many bytes of a slot from `offset` on, for posts on a rail.
     #[inline]
-    pub fn segment(&self, slot: usize, rail: usize, offset: u64, bytes: u64) -> Option<Segment> {
+    pub fn segment(
+        &self,
+        slot: usize,
+        rail: usize,
+        offset: u64,
+        bytes: u64,
+    ) -> Option<SegmentOf<D>> {
         let at = (slot * SLOT_BYTES) as u64 + offset;
         self.staging.as_ref()?.segment(rail, at, bytes)
     }
@@ -301,9 +307,8 @@ impl Outbox {
         self.ring.consumed()
     }
 
-    /// The queue pairs are no more: everything from this position on is posted again, but for
-    /// grants and for ends of transfers. Returns these ends, and how many positions are posted
-    /// again.
+    /// The queues are no more: everything from this position on is posted again, but for grants and
+    /// for ends of transfers. Returns these ends, and how many positions are posted again.
     pub fn rewind(&mut self, received: u64) -> (Vec<LostEnd>, u64) {
         let (mut lost, mut again) = (Vec::new(), 0);
         let entries = self.ring.entries_mut();
@@ -378,10 +383,11 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::verbs::VerbsDevice;
 
     #[test]
     fn without_queue_pairs_records_wait_and_ends_and_places_are_not_posted_again() {
-        let mut outbox = Outbox::new(4);
+        let mut outbox = Outbox::<VerbsDevice>::new(4);
         outbox.add(Record::Nothing, View::empty(), Some((5, 8)));
         assert_eq!((outbox.waiting_count(), outbox.is_clear()), (1, false));
         assert!(!outbox.needs_wake_up(), "the record is one");

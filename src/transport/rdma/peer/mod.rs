@@ -1,8 +1,8 @@
 //! [`Peer`]: what one rank knows of another, made of parts that each keep one thing.
 //!
 //! How messages match is in `messages.rs`, what leaves in `sending.rs` and `moving.rs`, what comes
-//! in `receiving.rs`, atomic operations by processors in `asking.rs`; how queue pairs begin and end
-//! in `joining.rs` beside this folder.
+//! in `receiving.rs`, atomic operations by processors in `asking.rs`; how queues begin and end in
+//! `joining.rs` beside this folder.
 
 mod asking;
 mod messages;
@@ -10,7 +10,7 @@ mod moving;
 mod receiving;
 mod sending;
 
-use super::device::Registered;
+use super::device::Device;
 use super::gets::Get;
 use super::greeting::Had;
 use super::inbox::Inbox;
@@ -18,6 +18,7 @@ use super::incoming::IncomingMessages;
 use super::link::{Link, Then, What};
 use super::outbox::Outbox;
 use super::pair::{Fault, Pair};
+use super::rail::Registered;
 use super::record::{Record, SLOT_BYTES};
 use super::regions::{Regions, Target};
 use super::shared::Shared;
@@ -43,7 +44,7 @@ struct Offered {
 /// One peer. What every message touches comes first, together.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Peer {
+pub struct Peer<D: Device> {
     rank: Rank,
     state: PeerState,
     /// It is in the list of those with something to post.
@@ -56,22 +57,22 @@ pub struct Peer {
     is_leaving: bool,
     /// How often its slot was used (clause 23).
     epoch: u32,
-    pair: Pair,
-    outbox: Outbox,
-    inbox: Inbox,
+    pair: Pair<D>,
+    outbox: Outbox<D>,
+    inbox: Inbox<D>,
     credits: Credits,
     matching: Matching<Offered>,
     /// Short gets under way on the lead, in order.
-    gets: VecDeque<Get>,
-    transfers: Transfers,
-    incoming: IncomingMessages,
+    gets: VecDeque<Get<D>>,
+    transfers: Transfers<D>,
+    incoming: IncomingMessages<D>,
     regions: Regions,
     /// Atomic operations that the peer's processor does.
     changes: Requests,
 }
 
-impl Peer {
-    pub fn new(rank: Rank, slots: u32) -> Peer {
+impl<D: Device> Peer<D> {
+    pub fn new(rank: Rank, slots: u32) -> Peer<D> {
         Peer {
             rank,
             state: PeerState::Idle,
@@ -87,7 +88,7 @@ impl Peer {
             matching: Matching::new(),
             gets: VecDeque::new(),
             transfers: transfers::none(),
-            incoming: IncomingMessages::default(),
+            incoming: IncomingMessages::new(),
             regions: Regions::default(),
             changes: Requests::default(),
         }
@@ -103,7 +104,7 @@ impl Peer {
         self.state == PeerState::Open
     }
 
-    /// The slot is used again: nothing of the old connection is left, whose queue pairs are gone.
+    /// The slot is used again: nothing of the old connection is left, whose queues are gone.
     pub fn renew(&mut self, slots: u32) {
         let epoch = self.epoch.wrapping_add(1);
         *self = Peer {
@@ -123,7 +124,7 @@ impl Peer {
     }
 
     /// Makes the memory of both rings, unless that was done.
-    pub fn make_rings(&mut self, shared: &Shared) -> Result<()> {
+    pub fn make_rings(&mut self, shared: &Shared<D>) -> Result<()> {
         if self.inbox.has_memory() {
             return Ok(());
         }
@@ -149,26 +150,26 @@ impl Peer {
         std::mem::take(&mut self.is_expected)
     }
 
-    /// The queue pairs with it.
+    /// The queues with it.
     #[inline]
-    pub fn pair(&self) -> &Pair {
+    pub fn pair(&self) -> &Pair<D> {
         &self.pair
     }
 
-    /// The queue pairs with it.
+    /// The queues with it.
     #[inline]
-    pub fn pair_mut(&mut self) -> &mut Pair {
+    pub fn pair_mut(&mut self) -> &mut Pair<D> {
         &mut self.pair
     }
 
     /// The ring that it writes into.
-    pub fn inbox(&self) -> &Inbox {
+    pub fn inbox(&self) -> &Inbox<D> {
         &self.inbox
     }
 
     /// It has something to post, or to be looked at.
     #[inline]
-    pub fn mark(&mut self, shared: &mut Shared) {
+    pub fn mark(&mut self, shared: &mut Shared<D>) {
         if !std::mem::replace(&mut self.is_dirty, true) {
             shared.dirty.push(self.rank);
         }
@@ -180,8 +181,8 @@ impl Peer {
         self.is_dirty = false;
     }
 
-    /// Something has gone wrong with its queue pairs.
-    pub fn note_fault(&mut self, fault: Fault, shared: &mut Shared) {
+    /// Something has gone wrong with its queues.
+    pub fn note_fault(&mut self, fault: Fault, shared: &mut Shared<D>) {
         self.pair.note_fault(fault);
         self.mark(shared);
     }
@@ -216,7 +217,7 @@ impl Peer {
     }
 
     /// Does what follows from the arrival of a position.
-    pub fn follow(&mut self, position: u64, then: Then, shared: &mut Shared) {
+    pub fn follow(&mut self, position: u64, then: Then, shared: &mut Shared<D>) {
         match then {
             Then::Nothing => {}
             Then::Complete { token, bytes } => {
@@ -243,15 +244,15 @@ impl Peer {
     }
 
     /// The peer leaves, and has had this many positions.
-    pub fn handle_leaving(&mut self, received: u64, shared: &mut Shared) {
+    pub fn handle_leaving(&mut self, received: u64, shared: &mut Shared<D>) {
         self.is_leaving = true;
         for (position, then) in self.pair.confirm(received) {
             self.follow(position, then, shared);
         }
     }
 
-    /// Its queue pairs are no more: what was under way on them goes on later, or has ended.
-    pub fn handle_ended_links(&mut self, ended: Vec<What>, shared: &mut Shared) {
+    /// Its queues are no more: what was under way on them goes on later, or has ended.
+    pub fn handle_ended_links(&mut self, ended: Vec<What>, shared: &mut Shared<D>) {
         for what in ended {
             match what {
                 // The peer has said that it came, before the device did.
@@ -299,8 +300,8 @@ impl Peer {
         }
     }
 
-    /// The peer's ring is here from now on, and the first rail with a queue pair leads to it;
-    /// false: there is none.
+    /// The peer's ring is here from now on, and the first rail with a queue leads to it; false:
+    /// there is none.
     pub fn join(&mut self, target: Target) -> bool {
         let has_lead = self.pair.choose_lead();
         if has_lead {
@@ -310,7 +311,7 @@ impl Peer {
     }
 
     /// Both sides can receive: everything goes on.
-    pub fn go_up(&mut self, shared: &mut Shared) {
+    pub fn go_up(&mut self, shared: &mut Shared<D>) {
         self.outbox.note_reached();
         for transfer in self.incoming.transfers() {
             self.push_grant(transfer, shared);
@@ -325,7 +326,7 @@ impl Peer {
     }
 
     /// Tells the caller, once, that posts are taken.
-    pub fn tell_connected(&mut self, shared: &mut Shared) {
+    pub fn tell_connected(&mut self, shared: &mut Shared<D>) {
         if !std::mem::replace(&mut self.is_told, true) {
             shared.ends.push(Event::Connected(self.rank));
         }
@@ -333,7 +334,7 @@ impl Peer {
 
     /// Ends everything outstanding as flushed; what had come whole can be received later. No device
     /// of the peer writes here any more.
-    pub fn flush(&mut self, shared: &mut Shared) {
+    pub fn flush(&mut self, shared: &mut Shared<D>) {
         self.state = PeerState::Gone;
         let mut tokens = self.matching.flush(|_| false);
         tokens.extend(self.outbox.flush());

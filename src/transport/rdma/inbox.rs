@@ -1,6 +1,7 @@
 //! [`Inbox`]: the ring that one peer writes into, and what of it the peer was told.
 
-use super::device::Registered;
+use super::device::Device;
+use super::rail::Registered;
 use super::record::{RailKeys, SLOT_BYTES};
 use super::ring::ReceiveRing;
 use crate::memory::View;
@@ -8,17 +9,17 @@ use std::sync::Arc;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Inbox {
+pub struct Inbox<D: Device> {
     ring: ReceiveRing,
-    memory: Option<Arc<Registered>>,
+    memory: Option<Arc<Registered<D>>>,
     /// The peer waits to hear that a position was consumed.
     is_awaited: bool,
     /// The peer waits to hear that a position was consumed, until the next slow look at most.
     is_awaited_slowly: bool,
 }
 
-impl Inbox {
-    pub fn new(slots: u32) -> Inbox {
+impl<D: Device> Inbox<D> {
+    pub fn new(slots: u32) -> Inbox<D> {
         Inbox {
             ring: ReceiveRing::new(slots),
             memory: None,
@@ -27,7 +28,7 @@ impl Inbox {
         }
     }
 
-    pub fn set_memory(&mut self, memory: Arc<Registered>) {
+    pub fn set_memory(&mut self, memory: Arc<Registered<D>>) {
         self.memory = Some(memory);
     }
 

@@ -1,11 +1,12 @@
-//! The messages by which two ranks join their queue pairs over the control transport: at the start,
-//! and after a fault. Urgent messages to a peer without queue pairs go this way, too: news of a
-//! failure concerns all ranks, and few of them are connected in a large job.
+//! The messages by which two ranks join their queues over the control transport: at the start, and
+//! after a fault. Urgent messages to a peer without queues go this way, too: news of a failure
+//! concerns all ranks, and few of them are connected in a large job.
 //!
-//! A *generation* is the life of one set of queue pairs. The side that begins one has destroyed its
-//! queue pairs of the last one, so that nothing can come on them any more. Its proposal says how
-//! much of the ring had come until then.
+//! A *generation* is the life of one set of queues. The side that begins one has destroyed its
+//! queues of the last one, so that nothing can come on them any more. Its proposal says how much of
+//! the ring had come until then.
 
+use super::device::{OFFER_BYTES, Offer};
 use super::record::RAILS_MAX;
 use crate::limits::CONTROL_BYTES;
 use crate::transport::TAG_CLASSES;
@@ -13,25 +14,17 @@ use crate::transport::credits::Counts;
 
 /// Bytes of the longest greeting.
 pub const GREETING_BYTES_MAX: usize = 20 + CONTROL_BYTES;
-const RAIL_BYTES: usize = 40;
+const RAIL_BYTES: usize = 8 + OFFER_BYTES;
 const _: () = assert!(48 + RAILS_MAX * RAIL_BYTES <= GREETING_BYTES_MAX);
 /// Changes with the meaning of anything that two ranks exchange.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
-/// One queue pair that waits for its other half.
+/// One half of a queue, and how the peer reaches the ring over its rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RailOffer {
-    pub queue_pair: u32,
-    pub packet_number: u32,
     /// The remote key of the ring.
     pub ring_key: u32,
-    pub lid: u16,
-    /// As verbs count: 1 is 256 bytes, 5 is 4096.
-    pub mtu: u8,
-    pub is_ethernet: bool,
-    /// Reads and atomics that this side answers at once.
-    pub reads_max: u8,
-    pub gid: [u8; 16],
+    pub half: Offer,
 }
 
 /// What has come to one side in all generations so far. Nothing else of them ever will.
@@ -57,11 +50,11 @@ pub struct Proposal {
     pub rails: Vec<Option<RailOffer>>,
 }
 
-/// A message between two ranks about their queue pairs.
+/// A message between two ranks about their queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Greeting {
     Propose(Proposal),
-    /// The queue pairs of this generation can receive.
+    /// The queues of this generation can receive.
     Ready(u32),
     /// This side leaves, and has had this many positions, even if the other side's device has
     /// confirmed fewer.
@@ -150,29 +143,15 @@ fn emit_rail(rail: Option<&RailOffer>, out: &mut Vec<u8>) {
     let Some(rail) = rail else {
         return out.extend([0; RAIL_BYTES]);
     };
-    out.extend([1, rail.mtu, u8::from(rail.is_ethernet), rail.reads_max]);
-    out.extend(rail.queue_pair.to_le_bytes());
-    out.extend(rail.packet_number.to_le_bytes());
+    out.extend([1, 0, 0, 0]);
     out.extend(rail.ring_key.to_le_bytes());
-    out.extend(u32::from(rail.lid).to_le_bytes());
-    out.extend([0; 4]);
-    out.extend(rail.gid);
+    out.extend(rail.half);
 }
 
 fn parse_rail(rest: &mut Reader<'_>) -> Result<Option<RailOffer>, String> {
-    let [is_there, mtu, is_ethernet, reads_max] = rest.take()?;
-    let (queue_pair, packet_number, ring_key) = (rest.number()?, rest.number()?, rest.number()?);
-    let (lid, _, gid) = (rest.number()? as u16, rest.number()?, rest.take()?);
-    Ok((is_there == 1).then_some(RailOffer {
-        queue_pair,
-        packet_number,
-        ring_key,
-        lid,
-        mtu,
-        is_ethernet: is_ethernet == 1,
-        reads_max,
-        gid,
-    }))
+    let [is_there, ..]: [u8; 4] = rest.take()?;
+    let (ring_key, half) = (rest.number()?, rest.take()?);
+    Ok((is_there == 1).then_some(RailOffer { ring_key, half }))
 }
 
 /// What is left of a greeting.
@@ -203,14 +182,8 @@ mod tests {
 
     fn proposal() -> Proposal {
         let rail = RailOffer {
-            queue_pair: 17,
-            packet_number: 0xff_ffff,
             ring_key: u32::MAX,
-            lid: 9,
-            mtu: 5,
-            is_ethernet: true,
-            reads_max: 16,
-            gid: [7; 16],
+            half: [7; OFFER_BYTES],
         };
         Proposal {
             generation: 3,

@@ -3,19 +3,20 @@
 use super::Peer;
 use crate::kernel;
 use crate::memory::{RegionKey, View};
-use crate::transport::verbs::greeting::Had;
-use crate::transport::verbs::link::{Then, What};
-use crate::transport::verbs::record::{
+use crate::transport::rdma::device::Device;
+use crate::transport::rdma::greeting::Had;
+use crate::transport::rdma::link::{Then, What};
+use crate::transport::rdma::record::{
     HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, Told, VALUE_MASK,
 };
-use crate::transport::verbs::regions::Target;
-use crate::transport::verbs::shared::Shared;
-use crate::transport::verbs::transfers::{Kind, Transfer};
+use crate::transport::rdma::regions::Target;
+use crate::transport::rdma::shared::Shared;
+use crate::transport::rdma::transfers::{Kind, Transfer};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
-impl Peer {
+impl<D: Device> Peer<D> {
     /// Something has come that took a receive.
-    pub fn handle_immediate(&mut self, bits: u32, shared: &mut Shared) -> Result<(), String> {
+    pub fn handle_immediate(&mut self, bits: u32, shared: &mut Shared<D>) -> Result<(), String> {
         match Immediate::parse(bits)? {
             Immediate::Slot => {
                 let position = self.inbox.receive();
@@ -39,7 +40,7 @@ impl Peer {
         Ok(())
     }
 
-    fn handle_slot(&mut self, position: u64, shared: &mut Shared) -> Result<(), String> {
+    fn handle_slot(&mut self, position: u64, shared: &mut Shared<D>) -> Result<(), String> {
         let slot = self.inbox.slot(position);
         let (mut header, mut tail) = ([0; HEADER_BYTES], [0; 4 * RAILS_MAX]);
         kernel::read(slot, 0, &mut header);
@@ -96,7 +97,7 @@ impl Peer {
     }
 
     /// The peer has consumed positions of its ring.
-    fn handle_consumed(&mut self, told: u32, shared: &mut Shared) -> Result<(), String> {
+    fn handle_consumed(&mut self, told: u32, shared: &mut Shared<D>) -> Result<(), String> {
         let count = self.outbox.newly_consumed(told)?;
         for _ in 0..count {
             self.pop_position(shared);
@@ -108,7 +109,7 @@ impl Peer {
     }
 
     /// The first position is consumed.
-    fn pop_position(&mut self, shared: &mut Shared) {
+    fn pop_position(&mut self, shared: &mut Shared<D>) {
         if let Some((token, bytes)) = self.outbox.pop() {
             shared
                 .ends
@@ -122,7 +123,7 @@ impl Peer {
         position: u64,
         (key, offset): (u32, u64),
         source: View,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) {
         let bytes = source.len_bytes() as u64;
         match shared.regions.range(RemoteRange::of(key, offset), bytes) {
@@ -138,7 +139,7 @@ impl Peer {
         self.inbox.await_slowly();
     }
 
-    fn handle_bad_put(&mut self, position: u32, shared: &mut Shared) {
+    fn handle_bad_put(&mut self, position: u32, shared: &mut Shared<D>) {
         if let Some((token, bytes)) = self.outbox.take_bad_put(position) {
             shared
                 .ends
@@ -151,7 +152,7 @@ impl Peer {
         &mut self,
         transfer: u32,
         target: Target,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<(), String> {
         let id = u64::from(transfer & VALUE_MASK);
         match self.transfers.get(id).map(|transfer| transfer.kind) {
@@ -164,9 +165,9 @@ impl Peer {
     }
 
     /// The peer does not want a long message: the send is over.
-    fn handle_skip(&mut self, transfer: u32, shared: &mut Shared) {
+    fn handle_skip(&mut self, transfer: u32, shared: &mut Shared<D>) {
         let id = u64::from(transfer);
-        let is_message = |t: &Transfer| t.kind == Kind::Message;
+        let is_message = |t: &Transfer<D>| t.kind == Kind::Message;
         if self.transfers.get(id).is_some_and(is_message)
             && let Some(transfer) = self.transfers.remove(id)
         {
@@ -182,16 +183,16 @@ impl Peer {
         key: u32,
         (address, keys): (u64, RailKeys),
         bytes: u64,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) {
         let target = Target { address, keys };
         self.regions.learn(RegionKey(key), target, bytes);
         self.resolve_all(RegionKey(key), shared);
     }
 
-    /// Tells the peer of a region of this rank, unless it was told. A peer without queue pairs is
-    /// not connected for that: it asks where it needs the region.
-    pub fn export(&mut self, key: RegionKey, shared: &mut Shared) -> Result<(), PostError> {
+    /// Tells the peer of a region of this rank, unless it was told. A peer without queues is not
+    /// connected for that: it asks where it needs the region.
+    pub fn export(&mut self, key: RegionKey, shared: &mut Shared<D>) -> Result<(), PostError> {
         if self.regions.is_exported(key) || self.pair.is_unused() {
             return Ok(());
         }
@@ -203,14 +204,14 @@ impl Peer {
     }
 
     /// A region of this rank is no more, which the peer hears if it was told of it.
-    pub fn end_export(&mut self, key: RegionKey, shared: &mut Shared) {
+    pub fn end_export(&mut self, key: RegionKey, shared: &mut Shared<D>) {
         if self.regions.end_export(key) && self.is_open() {
             self.tell_region(key, shared);
         }
     }
 
     /// Tells the peer of a region of this rank, or that it is none.
-    fn tell_region(&mut self, key: RegionKey, shared: &mut Shared) {
+    fn tell_region(&mut self, key: RegionKey, shared: &mut Shared<D>) {
         let record = match shared.regions.get(key) {
             Some(registered) => {
                 self.regions.note_exported(key);
@@ -227,7 +228,7 @@ impl Peer {
     }
 
     /// Everything up to this post on a rail has arrived.
-    pub fn handle_arrived(&mut self, rail: usize, id: u64, shared: &mut Shared) {
+    pub fn handle_arrived(&mut self, rail: usize, id: u64, shared: &mut Shared<D>) {
         self.pair.generation_mut().handle_proof();
         while let Some(link) = self.pair.link(rail)
             && let Some(what) = link.pop_arrived(id)
@@ -249,7 +250,7 @@ impl Peer {
         }
     }
 
-    fn handle_piece(&mut self, rail: usize, id: u64, shared: &mut Shared) {
+    fn handle_piece(&mut self, rail: usize, id: u64, shared: &mut Shared<D>) {
         let Some(transfer) = self.transfers.get_mut(id) else {
             return;
         };
@@ -268,7 +269,7 @@ impl Peer {
     }
 
     /// The peer's device has refused a post: its region is gone, or the range is not inside.
-    pub fn handle_refused(&mut self, rail: usize, id: u64, shared: &mut Shared) {
+    pub fn handle_refused(&mut self, rail: usize, id: u64, shared: &mut Shared<D>) {
         let found = self.pair.link(rail).and_then(|link| link.find(id));
         let Some(what) = found else {
             return;
@@ -318,9 +319,9 @@ impl Peer {
         }
     }
 
-    /// The queue pairs are no more, and the peer has had this many positions: what had come is
-    /// over, the rest begins again.
-    pub fn settle(&mut self, had: &Had, shared: &mut Shared) -> Result<(), String> {
+    /// The queues are no more, and the peer has had this many positions: what had come is over, the
+    /// rest begins again.
+    pub fn settle(&mut self, had: &Had, shared: &mut Shared<D>) -> Result<(), String> {
         let count = (self.outbox).newly_consumed(had.received as u32 & VALUE_MASK)?;
         let received = self.outbox.consumed() + count;
         for (position, then) in self.pair.settle(received) {

@@ -261,7 +261,7 @@ mod tests {
                         }
                     }
                     5 if prng.below(10) == 0 => {
-                        // The queue pairs die: what is under way is lost both ways.
+                        // The queues die: what is under way is lost both ways.
                         wire.clear();
                         back.clear();
                         // The receiver says what has come, and that some of it is not consumed yet.

@@ -5,15 +5,15 @@ use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
 use crate::transport::pieces::{choose_rail, piece_bytes, window_bytes};
-use crate::transport::verbs::device::PIECES_UNDER_WAY;
-use crate::transport::verbs::gets::{self, Get};
-use crate::transport::verbs::link::{AT_ONCE_MAX, Link, What};
-use crate::transport::verbs::record::Record;
-use crate::transport::verbs::regions::Target;
-use crate::transport::verbs::shared::Shared;
-use crate::transport::verbs::transfers::{Kind, Transfer};
+use crate::transport::rdma::device::{Device, Local, Operation};
+use crate::transport::rdma::gets::{self, Get};
+use crate::transport::rdma::link::{AT_ONCE_MAX, Link, What};
+use crate::transport::rdma::record::Record;
+use crate::transport::rdma::regions::Target;
+use crate::transport::rdma::shared::Shared;
+use crate::transport::rdma::sizes::PIECES_UNDER_WAY;
+use crate::transport::rdma::transfers::{Kind, Transfer};
 use crate::transport::{Atomic, Outcome, PostError};
-use linerate_verbs_sys::{Local, Operation};
 use std::sync::Arc;
 
 /// Bytes that are read behind pieces. Some devices touch no memory for a read of none.
@@ -30,9 +30,9 @@ enum Next {
     NoRoom,
 }
 
-impl Peer {
+impl<D: Device> Peer<D> {
     /// Finds the peer's region of a put or get; asks the peer where it is not known.
-    pub(super) fn resolve(&mut self, id: u64, shared: &mut Shared) {
+    pub(super) fn resolve(&mut self, id: u64, shared: &mut Shared<D>) {
         let Some(transfer) = self.transfers.get(id) else {
             return;
         };
@@ -48,7 +48,7 @@ impl Peer {
     }
 
     /// The peer has told of a region, or that there is none: what had asked goes on.
-    pub(super) fn resolve_all(&mut self, key: RegionKey, shared: &mut Shared) {
+    pub(super) fn resolve_all(&mut self, key: RegionKey, shared: &mut Shared<D>) {
         for id in self.transfers.waiting_for(key) {
             match self.regions.is_known(key) {
                 true => self.resolve(id, shared),
@@ -58,7 +58,7 @@ impl Peer {
     }
 
     /// A put or get names no region of the peer.
-    pub(super) fn end_badly(&mut self, id: u64, shared: &mut Shared) {
+    pub(super) fn end_badly(&mut self, id: u64, shared: &mut Shared<D>) {
         self.end_unmoved(id, Outcome::BadKey, shared);
     }
 
@@ -69,14 +69,14 @@ impl Peer {
 
     /// Ends every message and put of this rank that has not ended. No device reads for them any
     /// more.
-    pub fn withdraw(&mut self, shared: &mut Shared) {
+    pub fn withdraw(&mut self, shared: &mut Shared<D>) {
         for id in self.transfers.ids(|transfer| transfer.kind != Kind::Get) {
             self.end_unmoved(id, Outcome::Cancelled, shared);
         }
     }
 
     /// A transfer ends before it has moved.
-    fn end_unmoved(&mut self, id: u64, outcome: Outcome, shared: &mut Shared) {
+    fn end_unmoved(&mut self, id: u64, outcome: Outcome, shared: &mut Shared<D>) {
         let Some(transfer) = self.transfers.remove(id) else {
             return;
         };
@@ -87,7 +87,7 @@ impl Peer {
     }
 
     /// Where a transfer goes is known.
-    pub(super) fn start(&mut self, id: u64, target: Target, shared: &mut Shared) {
+    pub(super) fn start(&mut self, id: u64, target: Target, shared: &mut Shared<D>) {
         let Some(transfer) = self.transfers.get_mut(id) else {
             return;
         };
@@ -105,7 +105,7 @@ impl Peer {
         view: View,
         range: (RegionKey, u64),
         token: Option<u64>,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> Result<u64, PostError> {
         self.transfers.check()?;
         let total = view.len_bytes() as u64;
@@ -125,7 +125,7 @@ impl Peer {
     }
 
     /// A fault has lost the answer of an atomic operation: to do it again could be to do it twice.
-    pub(super) fn end_lost(&mut self, id: u64, shared: &mut Shared) {
+    pub(super) fn end_lost(&mut self, id: u64, shared: &mut Shared<D>) {
         if let Some(transfer) = self.transfers.remove(id) {
             let (token, total) = (transfer.token, transfer.total);
             shared
@@ -135,7 +135,7 @@ impl Peer {
     }
 
     /// All bytes of a get are here.
-    pub(super) fn end_get(&mut self, id: u64, shared: &mut Shared) {
+    pub(super) fn end_get(&mut self, id: u64, shared: &mut Shared<D>) {
         let Some(transfer) = self.transfers.remove(id) else {
             return;
         };
@@ -154,7 +154,7 @@ impl Peer {
     }
 
     /// Posts pieces of long transfers, as long as a rail has room.
-    pub(super) fn queue_transfers(&mut self, shared: &mut Shared) {
+    pub(super) fn queue_transfers(&mut self, shared: &mut Shared<D>) {
         for _ in 0..self.transfers.queued_count() {
             let Some(id) = self.transfers.pop_first() else {
                 return;
@@ -177,7 +177,7 @@ impl Peer {
     }
 
     /// Posts one piece or the end.
-    fn queue_piece(&mut self, id: u64, shared: &mut Shared) -> Next {
+    fn queue_piece(&mut self, id: u64, shared: &mut Shared<D>) -> Next {
         let Some(transfer) = self.transfers.get(id).filter(|t| t.target.is_some()) else {
             return Next::Other;
         };
@@ -203,7 +203,7 @@ impl Peer {
         let most = u64::from(shared.settings.chunk_bytes);
         let bytes_max = piece_bytes(transfer.total, count, most);
         let window = window_bytes(bytes_max, most);
-        let has_room = |link: &&Link| {
+        let has_room = |link: &&Link<D>| {
             transfer.memory.is_on(link.rail)
                 && link.has_room()
                 && link.pieces < PIECES_UNDER_WAY
@@ -233,7 +233,7 @@ impl Peer {
     /// Reads a word of the peer behind the pieces of a rail. When it has come, they are visible
     /// there: an acknowledgement of a write says only that the peer's device has it, and what the
     /// lead writes later may overtake it.
-    fn read_behind(&mut self, id: u64, rail: usize, shared: &mut Shared) -> Next {
+    fn read_behind(&mut self, id: u64, rail: usize, shared: &mut Shared<D>) -> Next {
         let transfer = self.transfers.get_mut(id).expect("looked at just now");
         let landing = shared.landing.as_ref();
         let segment = landing.and_then(|memory| memory.segment(rail, 0, SEEN_BYTES));
@@ -259,7 +259,7 @@ impl Peer {
         transfer.pieces.take(bytes);
     }
 
-    fn push_end(&mut self, id: u64, (offset, bytes): (u64, u64), shared: &mut Shared) {
+    fn push_end(&mut self, id: u64, (offset, bytes): (u64, u64), shared: &mut Shared<D>) {
         let transfer = self.transfers.get_mut(id).expect("looked at just now");
         transfer.has_end = true;
         self.outbox.push_end(id, offset, bytes);
@@ -271,7 +271,7 @@ impl Peer {
         id: u64,
         rail: usize,
         (offset, bytes): (u64, u64),
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) {
         let lead = self.pair.lead();
         let transfer = self.transfers.get_mut(id).expect("looked at just now");
@@ -303,7 +303,7 @@ impl Peer {
         range: (RegionKey, u64),
         (view, token): (View, u64),
         atomic: Option<Atomic>,
-        shared: &mut Shared,
+        shared: &mut Shared<D>,
     ) -> bool {
         let bytes = view.len_bytes() as u64;
         let is_short = (1..=INLINE_BYTES_MAX as u64).contains(&bytes);
@@ -339,14 +339,14 @@ impl Peer {
 
     #[inline]
     fn is_open_for_gets(&mut self) -> bool {
-        let is_open = |link: &mut Link| {
+        let is_open = |link: &mut Link<D>| {
             link.under_way() < AT_ONCE_MAX && link.pieces < PIECES_UNDER_WAY && link.has_room()
         };
         self.is_free() && self.outbox.is_posted() && self.pair.lead_link().is_some_and(is_open)
     }
 
-    /// The first short get has come: a queue pair ends them in order.
-    pub(super) fn end_first_get(&mut self, outcome: Outcome, shared: &mut Shared) {
+    /// The first short get has come: a queue ends them in order.
+    pub(super) fn end_first_get(&mut self, outcome: Outcome, shared: &mut Shared<D>) {
         let Some(get) = self.gets.pop_front() else {
             return;
         };
@@ -362,8 +362,8 @@ impl Peer {
             .complete(self.rank, get.token, outcome, bytes, 0);
     }
 
-    /// The queue pair has ended before the rest of the short gets came.
-    pub(super) fn go_on_with_gets(&mut self, shared: &mut Shared) {
+    /// The queue has ended before the rest of the short gets came.
+    pub(super) fn go_on_with_gets(&mut self, shared: &mut Shared<D>) {
         while let Some(first) = self.gets.front() {
             if first.atomic.is_some() {
                 self.end_first_get(Outcome::Flushed, shared);

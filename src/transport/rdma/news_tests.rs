@@ -1,16 +1,14 @@
-//! Recorded events: what each means, and what a pair of ranks does about it in the middle of a
-//! message. The latter needs a device (a guest of tools/rdma-vm).
+//! News of devices, and what a pair of ranks does about them in the middle of a message. They need a
+//! device of libibverbs.
 
-use super::VerbsTransport;
-use super::events::{News, judge_event};
+use super::{News, RdmaTransport};
 use crate::config::VerbsSettings;
 use crate::kernel;
 use crate::memory::{Region, View};
 use crate::time::Time;
 use crate::transport::test_posts::TestPosts;
+use crate::transport::verbs::{self, VerbsDevice};
 use crate::transport::{Completion, Diagnostics, Event, Options, Outcome, Transport, open};
-use linerate_verbs_sys::raw::ibv_event_type as Kind;
-use linerate_verbs_sys::{Event as DeviceEvent, Subject};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,62 +18,9 @@ const STEPS_MAX: u64 = 3_000_000;
 const CHUNK: usize = 4096;
 const BYTES: usize = 16 * CHUNK;
 
-fn of(kind: Kind, subject: Subject) -> DeviceEvent {
-    DeviceEvent { kind, subject }
-}
-
-#[test]
-fn an_event_means_what_it_says_of_this_port_and_of_queue_pairs() {
-    let pair = Subject::QueuePair(17);
-    for (event, news) in [
-        (of(Kind::IBV_EVENT_QP_FATAL, pair), News::PairFailed(17)),
-        (of(Kind::IBV_EVENT_QP_REQ_ERR, pair), News::PairFailed(17)),
-        (
-            of(Kind::IBV_EVENT_QP_ACCESS_ERR, pair),
-            News::PairFailed(17),
-        ),
-        (of(Kind::IBV_EVENT_COMM_EST, pair), News::Nothing),
-        (of(Kind::IBV_EVENT_SQ_DRAINED, pair), News::Nothing),
-        (
-            of(Kind::IBV_EVENT_PORT_ERR, Subject::Port(2)),
-            News::PortDown,
-        ),
-        (
-            of(Kind::IBV_EVENT_PORT_ERR, Subject::Port(1)),
-            News::Nothing,
-        ),
-        (
-            of(Kind::IBV_EVENT_PORT_ACTIVE, Subject::Port(2)),
-            News::PortBack,
-        ),
-        (
-            of(Kind::IBV_EVENT_PORT_ACTIVE, Subject::Port(1)),
-            News::Nothing,
-        ),
-        (
-            of(Kind::IBV_EVENT_GID_CHANGE, Subject::Port(2)),
-            News::OtherAddress,
-        ),
-        (
-            of(Kind::IBV_EVENT_DEVICE_FATAL, Subject::Device),
-            News::DeviceGone,
-        ),
-        (
-            of(Kind::IBV_EVENT_CQ_ERR, Subject::CompletionQueue(0)),
-            News::DeviceGone,
-        ),
-        (
-            of(Kind::IBV_EVENT_SRQ_ERR, Subject::SharedReceiveQueue(0)),
-            News::DeviceGone,
-        ),
-    ] {
-        assert_eq!(judge_event(&event, 2), news, "{event:?}");
-    }
-}
-
 /// Two ranks of this process, on one device.
 struct Pair {
-    ranks: [VerbsTransport; 2],
+    ranks: [RdmaTransport<VerbsDevice>; 2],
     ends: [Vec<Completion>; 2],
     failures: [Option<String>; 2],
     steps: u64,
@@ -90,7 +35,7 @@ impl Pair {
         };
         let begin = |rank| {
             let control = open("tcp", rank, 2, 0, &Options::default())?;
-            VerbsTransport::new((rank, 2), "", control, &settings, false)
+            verbs::open((rank, 2), "", control, &settings, false)
         };
         let mut ranks = match (begin(0), begin(1)) {
             (Ok(first), Ok(second)) => [first, second],
@@ -157,31 +102,24 @@ impl Pair {
 }
 
 #[test]
-fn a_queue_pair_that_fails_by_an_event_is_replaced_in_the_middle_of_a_message() {
-    let Some(mut pair) = Pair::connect("events of queue pairs") else {
+fn a_queue_pair_that_fails_by_news_is_replaced_in_the_middle_of_a_message() {
+    let Some(mut pair) = Pair::connect("news of queue pairs") else {
         return;
     };
-    let kinds = [
-        Kind::IBV_EVENT_QP_FATAL,
-        Kind::IBV_EVENT_QP_REQ_ERR,
-        Kind::IBV_EVENT_QP_ACCESS_ERR,
-    ];
-    for (seed, kind) in (1..).zip(kinds) {
+    for seed in 1..4 {
         for at in 0..2 {
             let place = pair.begin_message(seed, 1);
             let rank = &mut pair.ranks[at];
             let link = rank.peers[1 - at].pair().link_on(0).unwrap();
-            let number = link.pair.number();
+            let number = link.queue.number();
             // One that nobody has.
-            let unknown = of(kind, Subject::QueuePair(u32::MAX));
-            assert!(!rank.handle_event(0, unknown) && rank.peers[1 - at].pair().fault().is_none());
-            assert!(!rank.handle_event(0, of(kind, Subject::QueuePair(number))));
-            let fault = rank.peers[1 - at].pair().fault().unwrap();
-            let (name, number) = (rank.shared.rails[0].name(), format!("queue pair {number}"));
+            let unknown = News::QueueFailed(u32::MAX);
             assert!(
-                fault.cause.starts_with(name) && fault.cause.ends_with(&number),
-                "{fault:?}"
+                !rank.handle_news(0, unknown, "no") && rank.peers[1 - at].pair().fault().is_none()
             );
+            assert!(!rank.handle_news(0, News::QueueFailed(number), "device: fatal"));
+            let fault = rank.peers[1 - at].pair().fault().unwrap();
+            assert_eq!(fault.cause, format!("device: fatal: queue pair {number}"));
             let generations = rank.shared.counts.generations;
             pair.until(|pair| pair.ends.iter().all(|ends| !ends.is_empty()));
             for (ends, token) in pair.ends.iter_mut().zip([2, 1]) {
@@ -190,7 +128,7 @@ fn a_queue_pair_that_fails_by_an_event_is_replaced_in_the_middle_of_a_message() 
             }
             let mut found = vec![0; BYTES];
             kernel::read(place, 0, &mut found);
-            assert!(found.iter().all(|&byte| byte == seed), "{kind:?}");
+            assert!(found.iter().all(|&byte| byte == seed), "{seed}");
             assert!(pair.ranks[at].shared.counts.generations > generations);
             assert_eq!(pair.failures, [None, None]);
         }
@@ -198,17 +136,17 @@ fn a_queue_pair_that_fails_by_an_event_is_replaced_in_the_middle_of_a_message() 
 }
 
 #[test]
-fn a_completion_queue_that_fails_ends_what_is_under_way_with_the_devices_name() {
-    let Some(mut pair) = Pair::connect("events of completion queues") else {
+fn a_device_that_is_gone_ends_what_is_under_way_with_the_devices_name() {
+    let Some(mut pair) = Pair::connect("news of a device") else {
         return;
     };
     for rank in &mut pair.ranks {
         rank.shared.settings.timeout = Duration::from_millis(1);
     }
     pair.begin_message(7, 1);
-    let event = of(Kind::IBV_EVENT_CQ_ERR, Subject::CompletionQueue(0));
-    assert!(!pair.ranks[0].handle_event(0, event));
     let name = pair.ranks[0].shared.rails[0].name().to_owned();
+    let cause = format!("{name}: it has failed");
+    assert!(!pair.ranks[0].handle_news(0, News::Gone, &cause));
     let trouble = |pair: &Pair| pair.ranks[0].trouble(1);
     pair.until(|pair| trouble(pair).is_some());
     let said = format!("verbs over {name} does not reach it: {name}: ");

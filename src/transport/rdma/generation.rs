@@ -1,5 +1,4 @@
-//! [`Generation`]: where a pair of ranks stands between two sets of queue pairs. A pure state
-//! machine.
+//! [`Generation`]: where a pair of ranks stands between two sets of queues. A pure state machine.
 //!
 //! Either side may begin the next generation, or both at once. The higher number wins: a side that
 //! hears of a higher one than its own follows. Nothing is posted in a generation before both sides
@@ -17,12 +16,12 @@ pub const LOOK_AGAIN: Duration = Duration::from_millis(100);
 pub enum Phase {
     /// Nothing was begun.
     Idle,
-    /// The own queue pairs are made and proposed; the peer's proposal is awaited.
+    /// The own queues are made and proposed; the peer's proposal is awaited.
     Proposed,
-    /// Both proposals are known and share no rail that works, or the queue pairs could not be
-    /// joined: next try at this time.
+    /// Both proposals are known and share no rail that works, or the queues could not be joined:
+    /// next try at this time.
     Apart(Time),
-    /// The own queue pairs can receive; the peer has not said yet that its can.
+    /// The own queues can receive; the peer has not said yet that its can.
     Joined,
     /// Posts go out.
     Up,
@@ -32,9 +31,9 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Nothing,
-    /// End the queue pairs, make new ones, propose them for this generation.
+    /// End the queues, make new ones, propose them for this generation.
     Begin(u32),
-    /// Join the queue pairs with those of the proposal.
+    /// Join the queues with those of the proposal.
     Join,
     /// Begin this generation, and join with the proposal then.
     BeginAndJoin(u32),
@@ -98,8 +97,7 @@ impl Generation {
         }
     }
 
-    /// A queue pair of this generation has failed. The first cause is kept until something gets
-    /// through.
+    /// A queue of this generation has failed. The first cause is kept until something gets through.
     pub fn handle_fault(&mut self, now: Time, cause: &str) -> Action {
         if self.phase == Phase::Idle {
             return Action::Nothing;
@@ -127,7 +125,7 @@ impl Generation {
         Action::BeginAndJoin(number)
     }
 
-    /// The own queue pairs of the current generation can receive.
+    /// The own queues of the current generation can receive.
     pub fn handle_joined(&mut self) -> Action {
         self.phase = Phase::Joined;
         self.go_up()
@@ -160,8 +158,8 @@ impl Generation {
         Action::GoUp
     }
 
-    /// Something has got through. What arrived in the last generation is found when its queue pairs
-    /// end, and proves nothing of this one.
+    /// Something has got through. What arrived in the last generation is found when its queues end,
+    /// and proves nothing of this one.
     pub fn handle_proof(&mut self) {
         if self.phase == Phase::Up {
             self.trouble = None;
@@ -277,7 +275,7 @@ mod tests {
     struct Side {
         state: Generation,
         inbox: VecDeque<(bool, u32)>,
-        /// The generation in which the queue pairs can receive.
+        /// The generation in which the queues can receive.
         can_receive: u32,
     }
 
