@@ -10,6 +10,7 @@ mod errors;
 pub mod fit;
 mod place;
 mod print;
+mod speeds;
 pub mod svg;
 mod validate;
 

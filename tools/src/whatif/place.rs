@@ -10,6 +10,10 @@ const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 const RENDEZVOUS: &str = "tcp://192.0.2.1:29555";
 /// Bytes that the kernel sends at once, and how long others may wait.
 const BURST: &str = "burst 256k latency 50ms";
+/// The kernel's limit counts whole frames, and linerate's counts what TCP carries in them: of 1,514
+/// bytes 1,448.
+const FRAME_BYTES: f64 = 1514.0;
+const CARRIED_BYTES: f64 = 1448.0;
 
 /// Ranks and the network between them.
 pub struct Place {
@@ -71,8 +75,8 @@ fn kill(rank: &mut Child) {
     let _ = rank.wait();
 }
 
-/// Two network namespaces whose interfaces reach each other at a rate that the kernel's token
-/// bucket filter limits.
+/// Two network namespaces whose interfaces carry this many bits per second of a connection's bytes:
+/// the kernel's token bucket filter limits them.
 pub struct Hosts {
     names: [String; 2],
 }
@@ -82,6 +86,7 @@ impl Hosts {
     pub fn new(gbit: f64) -> Result<Hosts, String> {
         let names = [0, 1].map(|host| format!("linerate-{}-{host}", std::process::id()));
         let [a, b] = names.clone();
+        let rate = (gbit * 1e9 * FRAME_BYTES / CARRIED_BYTES) as u64;
         // From here on both are removed when this is dropped.
         let hosts = Hosts { names };
         command("ip", &format!("netns add {a}"))?;
@@ -96,7 +101,7 @@ impl Hosts {
             )?;
             command("ip", &format!("-n {name} link set lo up"))?;
             command("ip", &format!("-n {name} link set l{host} up"))?;
-            let limit = format!("qdisc add dev l{host} root tbf rate {gbit}gbit {BURST}");
+            let limit = format!("qdisc add dev l{host} root tbf rate {rate}bit {BURST}");
             command("ip", &format!("netns exec {name} tc {limit}"))?;
         }
         Ok(hosts)

@@ -1,36 +1,26 @@
 //! `linerate whatif --validate`: predictions beside replays of the trace on this host.
 //!
 //! Every point is measured twice, by this command in processes of its own. `bench` measures an
-//! allreduce at two sizes, which gives the speed of the link and the time of an operation. A
-//! prediction knows these two numbers and the trace. `replay` then runs the steps. Read first:
-//! [`run`].
+//! allreduce at two sizes, which gives the speed of the link and the time of an operation, and the
+//! long one once more without a limit of the link, which gives the speed of the processors that
+//! drive it. A prediction knows these numbers, how fast a rank copies, and the trace. `replay` then
+//! runs the steps. Read first: [`run`].
 
 use super::WhatIfArgs;
 use super::errors::{self, Found, Known, SLOW_GBIT_MAX};
 use super::place::{Hosts, Place};
+use super::speeds::{SLOW_GBIT, Speeds};
 use crate::bench::statistics;
 use linerate::whatif::{Additions, FlushRule, LimitedBy, Trace, WhatIf};
 use linerate_job::child::number;
 use linerate_job::output;
 use serde::Serialize;
-use std::time::Instant;
 
-/// Below this a replay has few steps, as each takes seconds.
-const SLOW_GBIT: f64 = 1.0;
 /// Steps of a replay over a slow network, at most.
 const SLOW_STEPS_MAX: u32 = 3;
-/// Bytes of the long allreduce over a slow network; over others it is the longest flush, within
-/// these bounds.
-const SLOW_BYTES: u64 = 16 << 20;
-const LONG_BYTES: (u64, u64) = (1 << 20, 64 << 20);
 /// Ranks and Gbit/s of the link that the kernel limits beside the one that linerate limits itself:
 /// both should give equal times.
 const LIMITED: (u32, f64) = (2, 1.0);
-/// Bytes that a rank copies to find out how fast it does.
-const COPIED_BYTES: usize = 64 << 20;
-const COPIES: u32 = 3;
-/// Bytes of the short one.
-const SHORT_BYTES: u64 = 8;
 
 /// All points, and the medians of their errors without sign.
 #[derive(Debug, Serialize)]
@@ -58,6 +48,8 @@ pub struct Point {
     /// What `bench` measured: Gbit/s of each rank's link, and microseconds of an operation.
     pub link_gbps: f64,
     pub operation_us: f64,
+    /// The same without a limit.
+    pub unlimited_gbps: f64,
     /// Gbit/s at which each rank copies, and so packs gradients.
     pub packing_gbps: f64,
     pub predicted_ms: f64,
@@ -155,41 +147,26 @@ fn measure(
     let is_slow = gbit < SLOW_GBIT;
     let plan = trace.plan(FlushRule::Linerate, &args.trace.fusion());
     let plan = plan.map_err(|error| error.to_string())?;
-    let longest = plan.iter().map(|flush| flush.bytes).max().unwrap_or(0);
-    let long_bytes = match is_slow {
-        true => SLOW_BYTES,
-        false => longest.clamp(LONG_BYTES.0, LONG_BYTES.1),
-    };
-    let seconds = |bytes: u64, how: &str| {
-        let line =
-            format!("bench allreduce -b {bytes} -e {bytes} --placement in-place --check 0{how}");
-        let words: Vec<String> = line.split(' ').map(String::from).collect();
-        let document = place.start(&words)?;
-        number(&document["results"][0]["time_us"]["p50"]).map(|us| us / 1e6)
-    };
-    let short = seconds(SHORT_BYTES, "")?;
-    let long = seconds(long_bytes, if is_slow { " -n 3 -w 1" } else { " -n 10" })?;
-    if long <= short {
-        return Err(format!(
-            "{transport}, {ranks} ranks: an allreduce of {long_bytes} bytes took {long} s, one of {SHORT_BYTES} bytes {short} s; is the machine busy? Run it again"
-        ));
-    }
-    let others = f64::from(ranks) - 1.0;
-    let bits = 16.0 * (long_bytes - SHORT_BYTES) as f64 * others / f64::from(ranks);
+    let speeds = Speeds::measure(place, &plan)?;
     let whatif = WhatIf {
         gpus: ranks,
-        bits_per_second: bits / (long - short),
-        operation_us: short * 1e6,
+        bits_per_second: speeds.link,
+        packing_bytes_per_second: speeds.packing,
+        operation_us: speeds.operation_us,
         // What was measured has them.
         additions: Additions::free(),
-        packing_bytes_per_second: copied_bytes_per_second(ranks),
         errors: known.at(gbit),
         rule: FlushRule::Linerate,
         fusion: args.trace.fusion(),
         ..WhatIf::default()
     };
-    let predicted = whatif.predict(trace).map_err(|error| error.to_string())?;
-    let predicted_ms = predicted.batch_ms + predicted.overhead_ms;
+    // Two limits, of which the longer step counts: a link that sends while ranks pack, and
+    // processors that drive the link and pack in turns.
+    let by_link = whatif.predict(trace).map_err(|error| error.to_string())?;
+    let by_processors_ms = speeds.processors_overhead_ms(ranks, trace, &plan);
+    let (least, most) = whatif.errors;
+    let extra_ms = (by_processors_ms - by_link.overhead_ms).max(0.0);
+    let predicted_ms = by_link.batch_ms + by_link.overhead_ms + extra_ms;
     let steps = match is_slow {
         true => args.steps.min(SLOW_STEPS_MAX),
         false => args.steps,
@@ -216,18 +193,22 @@ fn measure(
         transport,
         ranks,
         bandwidth_gbps: gbit.is_finite().then_some(gbit),
-        link_gbps: whatif.bits_per_second / 1e9,
-        operation_us: whatif.operation_us,
-        packing_gbps: whatif.packing_bytes_per_second * 8e-9,
+        link_gbps: speeds.link / 1e9,
+        unlimited_gbps: speeds.unlimited / 1e9,
+        operation_us: speeds.operation_us,
+        packing_gbps: speeds.packing * 8e-9,
         predicted_ms,
-        low_ms: predicted.batch_ms / predicted.high,
-        high_ms: predicted.batch_ms / predicted.low,
+        // The replay has the times of the trace each time, so that their spread does not count.
+        low_ms: (predicted_ms * least).max(by_link.batch_ms),
+        high_ms: predicted_ms * most,
         steps: times.len(),
         measured_p10_ms: statistics::percentile(&times, 100),
         measured_ms,
         measured_p90_ms: statistics::percentile(&times, 900),
         error_percent: 100.0 * (predicted_ms / measured_ms - 1.0),
-        is_limited_by_link: gbit <= SLOW_GBIT_MAX && predicted.limited_by == LimitedBy::Wire,
+        is_limited_by_link: gbit <= SLOW_GBIT_MAX
+            && extra_ms == 0.0
+            && by_link.limited_by == LimitedBy::Wire,
     })
 }
 
@@ -238,25 +219,4 @@ impl Point {
             measured_to_predicted: self.measured_ms / self.predicted_ms,
         }
     }
-}
-
-/// How fast a rank copies while all others do too.
-fn copied_bytes_per_second(ranks: u32) -> f64 {
-    let copy = || {
-        let from = vec![1u8; COPIED_BYTES];
-        let mut to = from.clone();
-        let start = Instant::now();
-        for _ in 0..COPIES {
-            to.copy_from_slice(std::hint::black_box(&from));
-            std::hint::black_box(&mut to);
-        }
-        start.elapsed().as_secs_f64()
-    };
-    let seconds: Vec<f64> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks).map(|_| scope.spawn(copy)).collect();
-        let ended = threads.into_iter().map(|thread| thread.join());
-        ended.map(|ended| ended.expect("a copy panicked")).collect()
-    });
-    let slowest = seconds.into_iter().fold(0.0, f64::max);
-    f64::from(COPIES) * COPIED_BYTES as f64 / slowest
 }
