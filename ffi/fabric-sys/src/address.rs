@@ -1,0 +1,160 @@
+//! [`AddressVector`] and [`Peer`]: the endpoints that operations can go to.
+
+use crate::bindings as c;
+use crate::domain::Domain;
+use crate::error::{Error, Result};
+use crate::later::FI_ADDR_UNSPEC;
+use crate::library::Kind;
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The longest name of an endpoint, in bytes: shm's texts have the most.
+pub(crate) const NAME_BYTES_MAX: usize = 256;
+
+/// A name with zeros behind it, aligned as any structure of addresses.
+#[repr(C, align(16))]
+struct Name([u8; 2 * NAME_BYTES_MAX]);
+
+/// The endpoints that a domain's endpoints know.
+pub struct AddressVector {
+    domain: Arc<Domain>,
+    raw: NonNull<c::fid_av>,
+}
+
+// SAFETY: objects of the library belong to the process, not to a thread.
+unsafe impl Send for AddressVector {}
+// SAFETY: the domain's guard is held during each call.
+unsafe impl Sync for AddressVector {}
+
+impl AddressVector {
+    /// A vector for about `peers` peers; more may be inserted.
+    pub fn open(domain: &Arc<Domain>, peers: usize) -> Result<Arc<AddressVector>> {
+        let asked = domain.info().av_type();
+        let is_any = asked == c::fi_av_type::FI_AV_UNSPEC;
+        let mut attributes = c::fi_av_attr {
+            type_: if is_any {
+                c::fi_av_type::FI_AV_TABLE
+            } else {
+                asked
+            },
+            count: peers,
+            ..Default::default()
+        };
+        // SAFETY: an open domain has its table.
+        let open = unsafe { (*(*domain.as_ptr()).ops).av_open }.expect("every domain has av_open");
+        let what = || format!("an address vector of {peers} peers in {}", domain.name());
+        let guard = domain.guard();
+        let raw = domain.library().made(Kind::AddressVector, what, |raw| {
+            // SAFETY: the domain lives, and the attributes are complete.
+            unsafe { open(domain.as_ptr(), &mut attributes, raw, std::ptr::null_mut()) }
+        })?;
+        drop(guard);
+        let domain = Arc::clone(domain);
+        Ok(Arc::new(AddressVector { domain, raw }))
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut c::fid_av {
+        self.raw.as_ptr()
+    }
+
+    fn ops(&self) -> &c::fi_ops_av {
+        // SAFETY: an open vector has its table, which never changes.
+        unsafe { &*(*self.raw.as_ptr()).ops }
+    }
+
+    /// Inserts the endpoint with this [`name`](crate::Endpoint::name), which may come from a peer.
+    pub fn insert(self: &Arc<AddressVector>, name: &[u8]) -> Result<Arc<Peer>> {
+        let what = || format!("inserting the address {name:x?} in {}", self.domain.name());
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            return Err(Error::Invalid(format!(
+                "{}: 1 to {NAME_BYTES_MAX} bytes",
+                what()
+            )));
+        }
+        // A provider reads as many bytes as it finds a name to have by looking at it.
+        let mut padded = Name([0; 2 * NAME_BYTES_MAX]);
+        padded.0[..name.len()].copy_from_slice(name);
+        let insert = self.ops().insert.expect("every vector has insert");
+        let mut number = FI_ADDR_UNSPEC;
+        let guard = self.domain.guard();
+        // SAFETY: the vector lives, `number` is writable, and behind the name there are as many
+        // zeros as the longest name has bytes.
+        let count = unsafe {
+            let nothing = std::ptr::null_mut();
+            insert(
+                self.raw.as_ptr(),
+                padded.0.as_ptr().cast(),
+                1,
+                &mut number,
+                0,
+                nothing,
+            )
+        };
+        drop(guard);
+        if count != 1 || number == FI_ADDR_UNSPEC {
+            let code: c_int = if count < 0 { count } else { libc::EINVAL };
+            return Err(self.domain.library().refused(what(), code));
+        }
+        let addresses = Arc::clone(self);
+        Ok(Arc::new(Peer { addresses, number }))
+    }
+}
+
+impl Drop for AddressVector {
+    fn drop(&mut self) {
+        // SAFETY: opened once, closed once; its peers and endpoints held it and are gone.
+        unsafe {
+            self.domain
+                .close(Kind::AddressVector, self.raw.as_ptr().cast())
+        };
+    }
+}
+
+/// An endpoint that operations can go to. Operations that are under way hold it; the last owner
+/// removes it from its vector.
+pub struct Peer {
+    addresses: Arc<AddressVector>,
+    number: u64,
+}
+
+impl Peer {
+    /// Its number in its vector, by which [`Completion::source`](crate::Completion::source) names
+    /// it.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    #[inline]
+    pub(crate) fn is_of(&self, addresses: &Arc<AddressVector>) -> bool {
+        Arc::ptr_eq(&self.addresses, addresses)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let domain = &self.addresses.domain;
+        if domain.library().is_forked() {
+            return;
+        }
+        let Some(remove) = self.addresses.ops().remove else {
+            return;
+        };
+        let mut number = self.number;
+        let guard = domain.guard();
+        // SAFETY: the vector lives, and this entry of it is removed once; operations to it held it
+        // and are complete.
+        let status = unsafe { remove(self.addresses.as_ptr(), &mut number, 1, 0) };
+        drop(guard);
+        if status != 0 {
+            let what = format!("removing a peer from {}", domain.name());
+            domain
+                .library()
+                .note_failure(domain.library().refused(what, status));
+        }
+    }
+}
