@@ -6,7 +6,7 @@ use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::later::{ErrorEntry, FI_ADDR_UNSPEC, FI_EAVAIL};
 use crate::library::{Kind, text_of};
-use crate::raw::{FI_REMOTE_CQ_DATA, FI_SOURCE};
+use crate::raw::{FI_RECV, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE, FI_SOURCE};
 use libc::ssize_t;
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -379,7 +379,8 @@ impl Completion {
     /// `FI_SOURCE` was asked for and the peer is in the vector.
     #[inline]
     pub fn source(&self) -> Option<u64> {
-        (self.source != FI_ADDR_UNSPEC).then_some(self.source)
+        let is_peers = self.flags & (FI_REMOTE_WRITE | FI_RECV) != 0;
+        (is_peers && self.source != FI_ADDR_UNSPEC).then_some(self.source)
     }
 }
 

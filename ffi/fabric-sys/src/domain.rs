@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::info::Info;
 use crate::library::{Kind, Library, Version};
 use crate::memory::Owner;
+use crate::raw::FI_MR_VIRT_ADDR;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -94,6 +95,10 @@ impl Domain {
             || (own.fabric_name(), own.provider_name()) != (info.fabric_name(), provider.clone())
         {
             return Err(Error::Invalid(format!("{name}: it is another fabric's")));
+        }
+        if is_unchecked(&provider, info.mr_mode()) {
+            let why = "with FI_MR_VIRT_ADDR it checks no keys: leave that out of the hints";
+            return Err(Error::Invalid(format!("{name}: {why}")));
         }
         if provider == "efa" && info.library().version() < Version::EFA {
             return Err(Error::Invalid(format!(
@@ -233,4 +238,38 @@ impl Drop for Domain {
 /// fabric moves some data by the processor, and so do all layers but rxm's on verbs.
 fn is_checked_by_device(provider: &str, fabric: &str) -> bool {
     (provider, fabric) == ("efa", "efa-direct") || ["verbs", "verbs;ofi_rxm"].contains(&provider)
+}
+
+/// Whether peers' accesses are checked by nobody. shm (of 1.17 to 2.5) then reads and writes any
+/// address of the peer's process through the kernel, without a look at the key.
+fn is_unchecked(provider: &str, mr_mode: i32) -> bool {
+    provider.split(';').any(|layer| layer == "shm") && mr_mode & FI_MR_VIRT_ADDR != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::FI_MR_PROV_KEY;
+
+    #[test]
+    fn only_devices_check_every_access() {
+        assert!(is_checked_by_device("efa", "efa-direct"));
+        assert!(is_checked_by_device(
+            "verbs;ofi_rxm",
+            "IB-0xfe80000000000000"
+        ));
+        assert!(!is_checked_by_device("efa", "efa"));
+        assert!(!is_checked_by_device(
+            "verbs;ofi_rxd",
+            "IB-0xfe80000000000000"
+        ));
+        assert!(!is_checked_by_device("tcp;ofi_rxm", "127.0.0.1/32"));
+    }
+
+    #[test]
+    fn shm_is_not_to_be_had_without_keys() {
+        assert!(is_unchecked("shm", FI_MR_VIRT_ADDR | FI_MR_PROV_KEY));
+        assert!(!is_unchecked("shm", FI_MR_PROV_KEY));
+        assert!(!is_unchecked("tcp;ofi_rxm", FI_MR_VIRT_ADDR));
+    }
 }

@@ -15,8 +15,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What an endpoint is made of. Settings that are `None`, or that the provider does not know, stay
-/// the provider's.
+/// What an endpoint is made of.
 #[derive(Clone, Copy)]
 pub struct EndpointOptions<'a> {
     /// Where its writes and reads complete.
@@ -25,10 +24,8 @@ pub struct EndpointOptions<'a> {
     pub receive_queue: &'a Arc<CompletionQueue>,
     /// The peers that it can name.
     pub addresses: &'a Arc<AddressVector>,
-    /// `FI_OPT_SHARED_MEMORY_PERMITTED`: whether the provider may go through shared memory to
-    /// peers of this host.
-    pub is_shared_memory_permitted: Option<bool>,
-    /// `FI_OPT_CUDA_API_PERMITTED`: whether the provider may call CUDA.
+    /// `FI_OPT_CUDA_API_PERMITTED`: whether the provider may call CUDA. `None`, or where the provider
+    /// does not know that setting: the provider's default.
     pub is_cuda_permitted: Option<bool>,
 }
 
@@ -99,10 +96,8 @@ impl Endpoint {
                 op_flags: info.op_flags(),
             },
         };
-        endpoint.set_bool(
-            FI_OPT_SHARED_MEMORY_PERMITTED,
-            options.is_shared_memory_permitted,
-        )?;
+        // EFA's own way to peers of this host is shm, which may not check keys.
+        endpoint.set_bool(FI_OPT_SHARED_MEMORY_PERMITTED, Some(false))?;
         endpoint.set_bool(FI_OPT_CUDA_API_PERMITTED, options.is_cuda_permitted)?;
         endpoint.bind(options.addresses.as_ptr().cast(), 0)?;
         if Arc::ptr_eq(transmit, receive) {

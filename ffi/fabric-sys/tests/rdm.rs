@@ -9,7 +9,8 @@ use linerate_fabric_sys::*;
 use rig::{ALL_ACCESS, BYTES, Bytes, Rig, hints, library, offer, pattern};
 use std::sync::{Arc, Mutex, PoisonError};
 
-const PROVIDERS: [&str; 4] = ["tcp;ofi_rxm", "shm", "udp;ofi_rxd", "tcp"];
+/// `net` is what `tcp` without a layer was called in 1.17.
+const PROVIDERS: [&str; 5] = ["tcp;ofi_rxm", "shm", "udp;ofi_rxd", "tcp", "net"];
 
 /// Runs a test for each provider that is here, one after another: counts of objects belong to the
 /// process.
@@ -21,6 +22,10 @@ fn for_each(test: impl Fn(&Info)) {
         let Some(info) = offer(library, provider) else {
             continue;
         };
+        if info.provider_name() != provider {
+            eprintln!("skipped: {provider} is offered as {}", info.provider_name());
+            continue;
+        }
         println!("{info:?}");
         test(&info);
         let live = Kind::ALL.map(|kind| library.live(kind));
@@ -129,7 +134,9 @@ fn operations_that_others_follow_are_carried_out_too() {
         let mut numbers = [0; 3].map(|_| rig.wait_data(1).data().unwrap());
         numbers.sort_unstable();
         assert_eq!(numbers, [0, 1, 2]);
-        (0..3).for_each(|id| drop(rig.wait(0, id)));
+        for id in 0..3 {
+            rig.wait(0, id);
+        }
         assert_eq!(
             rig.ends[1].memory.copy(0..300),
             rig.ends[0].memory.copy(0..300)
@@ -150,30 +157,48 @@ fn operations_that_others_follow_are_carried_out_too() {
 }
 
 #[test]
-fn a_wrong_key_fails_the_operation_with_a_reason() {
+fn a_wrong_key_fails_a_read_with_a_reason() {
     for_each(|info| {
+        if info.provider_name() == "udp;ofi_rxd" {
+            return eprintln!("skipped: udp;ofi_rxd never completes what a peer refuses");
+        }
+        let rig = Rig::new(info);
+        let mut read = rig.read(5, (0, 0, 4096));
+        read.place.key ^= 0x5555;
+        rig.ends[0].memory.fill(0..4096, 1);
+        rig.post(|| rig.ends[0].endpoint.post_read(&read));
+        let failure = rig.outcome(0, 5).unwrap_err();
+        println!("{failure}");
+        assert_eq!(
+            (failure.id, failure.operation),
+            (Some(5), Some(Operation::Read))
+        );
+        assert!(failure.code > 0);
+        let text = failure.to_string();
+        assert!(text.contains("Read 5 of "), "{text}");
+        assert!(text.contains(&info.provider_name()), "{text}");
+        let expected: Vec<u8> = (0..4096).map(|index| pattern(index, 1)).collect();
+        assert!(rig.ends[0].memory.copy(0..4096) == expected);
+    });
+}
+
+#[test]
+fn a_wrong_key_writes_nothing() {
+    for_each(|info| {
+        if info.provider_name() == "udp;ofi_rxd" {
+            return eprintln!("skipped: udp;ofi_rxd never completes what a peer refuses");
+        }
         let rig = Rig::new(info);
         let mut write = rig.write(1, (0, 0, 8), None);
         write.place.key ^= 0x5555;
+        rig.ends[0].memory.fill(0..8, 1);
         rig.post(|| rig.ends[0].endpoint.post_write(&write));
         match rig.outcome(0, 1) {
-            Err(failure) => {
-                println!("{failure}");
-                assert_eq!(
-                    (failure.id, failure.operation),
-                    (Some(1), Some(Operation::Write))
-                );
-                assert!(failure.code > 0);
-                let text = failure.to_string();
-                assert!(
-                    text.contains("Write 1 of ") && text.contains(&info.provider_name()),
-                    "{text}"
-                );
-            }
-            // Some providers tell the writer only that its bytes were sent.
+            Err(failure) => assert_eq!(failure.operation, Some(Operation::Write), "{failure}"),
+            // Without FI_DELIVERY_COMPLETE a write is complete when its bytes are sent.
             Ok(done) => println!("{} completes it: {done:?}", info.provider_name()),
         }
-        assert_eq!(rig.ends[1].memory.copy(0..8), [0; 8], "nothing was written");
+        assert_eq!(rig.ends[1].memory.copy(0..8), [0; 8]);
     });
 }
 
@@ -182,6 +207,13 @@ fn a_full_endpoint_is_busy_until_completions_are_polled() {
     for_each(|info| {
         let rig = Rig::new(info);
         rig.ends[0].memory.fill(0..8, 1);
+        // Until it is connected an endpoint may be busy without anything under way.
+        rig.post(|| {
+            rig.ends[0]
+                .endpoint
+                .post_write(&rig.write(98, (0, 0, 8), None))
+        });
+        rig.wait(0, 98);
         let mut started = 0;
         while rig.ends[0]
             .endpoint
@@ -192,8 +224,11 @@ fn a_full_endpoint_is_busy_until_completions_are_polled() {
             started += 1;
             assert!(started <= u64::from(rig::CONTEXTS), "contexts are bounded");
         }
+        assert!(started > 0);
         println!("{started} writes made {} busy", info.provider_name());
-        (0..started).for_each(|id| drop(rig.wait(0, id)));
+        for id in 0..started {
+            rig.wait(0, id);
+        }
         rig.post(|| {
             rig.ends[0]
                 .endpoint
@@ -250,7 +285,6 @@ fn what_a_provider_would_not_survive_is_refused() {
                 transmit_queue: &rig.ends[0].queue,
                 receive_queue: &rig.ends[0].queue,
                 addresses: &AddressVector::open(&domain, 1).unwrap(),
-                is_shared_memory_permitted: None,
                 is_cuda_permitted: None,
             };
             Endpoint::open(&domain, &options).err().unwrap().to_string()
@@ -262,6 +296,25 @@ fn what_a_provider_would_not_survive_is_refused() {
         rig.post(|| endpoint.post_write(&write));
         rig.wait(0, 1);
     });
+}
+
+#[test]
+fn shm_is_refused_where_it_checks_no_keys() {
+    let Some(library) = library() else { return };
+    let hints = Hints {
+        mr_mode: rig::MR_MODE,
+        ..hints("shm")
+    };
+    let offers = match Info::query(library, &hints) {
+        Ok(offers) => offers,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let with_addresses = |info: &&Info| info.mr_mode() & FI_MR_VIRT_ADDR != 0;
+    for info in offers.iter().filter(with_addresses) {
+        let fabric = Fabric::open(info).unwrap();
+        let text = Domain::open(&fabric, info).err().unwrap().to_string();
+        assert!(text.contains("FI_MR_VIRT_ADDR"), "{text}");
+    }
 }
 
 #[test]
