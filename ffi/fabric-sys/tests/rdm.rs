@@ -26,8 +26,9 @@ fn for_each(test: impl Fn(&Info)) {
             eprintln!("skipped: {provider} is offered as {}", info.provider_name());
             continue;
         }
-        println!("{info:?}");
+        let started = std::time::Instant::now();
         test(&info);
+        println!("{info:?}: {:?}", started.elapsed());
         let live = Kind::ALL.map(|kind| library.live(kind));
         assert_eq!(live, [0; 6], "{provider} left some of {:?}", Kind::ALL);
         assert_eq!(library.take_failures(), [String::new(); 0], "{provider}");
@@ -159,8 +160,8 @@ fn operations_that_others_follow_are_carried_out_too() {
 #[test]
 fn a_wrong_key_fails_a_read_with_a_reason() {
     for_each(|info| {
-        if info.provider_name() == "udp;ofi_rxd" {
-            return eprintln!("skipped: udp;ofi_rxd never completes what a peer refuses");
+        if ["udp;ofi_rxd", "shm"].contains(&&*info.provider_name()) {
+            return eprintln!("skipped: it never completes a read that a peer refuses");
         }
         let rig = Rig::new(info);
         let mut read = rig.read(5, (0, 0, 4096));
