@@ -10,7 +10,7 @@ use crate::later::{
     FI_OPT_SHARED_MEMORY_PERMITTED,
 };
 use crate::library::Kind;
-use crate::raw::{FI_RECV, FI_SEND};
+use crate::raw::{FI_HMEM, FI_RECV, FI_SEND};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -24,8 +24,9 @@ pub struct EndpointOptions<'a> {
     pub receive_queue: &'a Arc<CompletionQueue>,
     /// The peers that it can name.
     pub addresses: &'a Arc<AddressVector>,
-    /// `FI_OPT_CUDA_API_PERMITTED`: whether the provider may call CUDA. `None`, or where the provider
-    /// does not know that setting: the provider's default.
+    /// `FI_OPT_CUDA_API_PERMITTED`: whether the provider may call CUDA for memory of GPUs, which
+    /// needs the capability `FI_HMEM`. `None`, or where the provider does not know that setting: the
+    /// provider's default.
     pub is_cuda_permitted: Option<bool>,
 }
 
@@ -98,7 +99,10 @@ impl Endpoint {
         };
         // EFA's own way to peers of this host is shm, which may not check keys.
         endpoint.set_bool(FI_OPT_SHARED_MEMORY_PERMITTED, Some(false))?;
-        endpoint.set_bool(FI_OPT_CUDA_API_PERMITTED, options.is_cuda_permitted)?;
+        // Without device memory providers refuse to talk about CUDA.
+        let has_hmem = info.caps() & FI_HMEM != 0;
+        let is_cuda_permitted = options.is_cuda_permitted.filter(|_| has_hmem);
+        endpoint.set_bool(FI_OPT_CUDA_API_PERMITTED, is_cuda_permitted)?;
         endpoint.bind(options.addresses.as_ptr().cast(), 0)?;
         if Arc::ptr_eq(transmit, receive) {
             endpoint.bind(transmit.as_ptr().cast(), FI_SEND | FI_RECV)?;

@@ -214,7 +214,7 @@ impl Mr {
         // SAFETY: registered until Drop; neither changes any more.
         (region.key, region.descriptor) =
             unsafe { ((*raw.as_ptr()).key, (*raw.as_ptr()).mem_desc) };
-        if region.key == FI_KEY_NOTAVAIL {
+        if region.key == FI_KEY_NOTAVAIL && region.is_remote() {
             return Err(Error::Invalid(format!(
                 "{}: the provider gave it no key",
                 what()
@@ -256,9 +256,9 @@ impl Mr {
         self.bytes
     }
 
-    /// What peers name it by.
-    pub fn key(&self) -> u64 {
-        self.key
+    /// Whether peers may reach it.
+    fn is_remote(&self) -> bool {
+        self.access & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0
     }
 
     /// Whether it was registered for all of `access`.
@@ -279,9 +279,9 @@ impl Mr {
     }
 
     /// The place `offset` bytes into it, as a peer's operations name it; `None` if it is not inside
-    /// or just behind.
+    /// or just behind, or peers may not reach the region.
     pub fn place(&self, offset: usize) -> Option<Place> {
-        (offset <= self.bytes).then(|| Place {
+        (offset <= self.bytes && self.is_remote()).then(|| Place {
             address: self.remote_address + offset as u64,
             key: self.key,
         })
@@ -298,7 +298,7 @@ impl Drop for Mr {
         if is_left {
             // The provider may still write the memory, so it is never freed.
             std::mem::forget(owner);
-        } else if self.access & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0 {
+        } else if self.is_remote() {
             self.domain.retire(owner, self.bytes);
         }
     }

@@ -278,7 +278,9 @@ fn what_a_provider_would_not_survive_is_refused() {
         );
         assert!(limited.segment(60, 8).is_none() && limited.segment(usize::MAX, 1).is_none());
         assert!(limited.segment(64, 0).is_some() && destination.part(1, 8).is_none());
-        assert!(limited.place(65).is_none());
+        assert!(limited.place(0).is_none(), "peers may not reach it");
+        assert!(rig.ends[0].region.place(BYTES).is_some());
+        assert!(rig.ends[0].region.place(BYTES + 1).is_none());
         let text = endpoint.insert(&[]).err().unwrap().to_string();
         assert!(text.contains("1 to 256 bytes"), "{text}");
         let text = Domain::open(&Fabric::open(info).unwrap(), info).map(|domain| {
