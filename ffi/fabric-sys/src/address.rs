@@ -5,9 +5,10 @@ use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::later::FI_ADDR_UNSPEC;
 use crate::library::Kind;
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The longest name of an endpoint, in bytes: shm's texts have the most.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
@@ -20,6 +21,16 @@ struct Name([u8; 2 * NAME_BYTES_MAX]);
 pub struct AddressVector {
     domain: Arc<Domain>,
     raw: NonNull<c::fid_av>,
+    /// By name. A provider that gets a name twice may give one entry for both, and remove it at the
+    /// first removal, so names are counted here.
+    entries: Mutex<HashMap<Box<[u8]>, Entry>>,
+}
+
+/// What the library knows a name as.
+struct Entry {
+    number: u64,
+    /// How many [`Peer`]s there are.
+    peers: usize,
 }
 
 // SAFETY: objects of the library belong to the process, not to a thread.
@@ -50,8 +61,11 @@ impl AddressVector {
             unsafe { open(domain.as_ptr(), &mut attributes, raw, std::ptr::null_mut()) }
         })?;
         drop(guard);
-        let domain = Arc::clone(domain);
-        Ok(Arc::new(AddressVector { domain, raw }))
+        Ok(Arc::new(AddressVector {
+            domain: Arc::clone(domain),
+            raw,
+            entries: Mutex::default(),
+        }))
     }
 
     pub(crate) fn domain(&self) -> &Arc<Domain> {
@@ -76,32 +90,72 @@ impl AddressVector {
                 what()
             )));
         }
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = match entries.get_mut(name) {
+            Some(entry) => {
+                entry.peers += 1;
+                entry.number
+            }
+            None => {
+                let number = self.insert_raw(name).map_err(|code| {
+                    let library = self.domain.library();
+                    library.refused(what(), code)
+                })?;
+                entries.insert(name.into(), Entry { number, peers: 1 });
+                number
+            }
+        };
+        Ok(Arc::new(Peer {
+            addresses: Arc::clone(self),
+            name: name.into(),
+            number,
+        }))
+    }
+
+    /// Gives the number of a new name, or an error number.
+    fn insert_raw(&self, name: &[u8]) -> std::result::Result<u64, c_int> {
         // A provider reads as many bytes as it finds a name to have by looking at it.
         let mut padded = Name([0; 2 * NAME_BYTES_MAX]);
         padded.0[..name.len()].copy_from_slice(name);
         let insert = self.ops().insert.expect("every vector has insert");
-        let mut number = FI_ADDR_UNSPEC;
-        let guard = self.domain.guard();
+        let (mut number, nothing) = (FI_ADDR_UNSPEC, std::ptr::null_mut());
+        let _guard = self.domain.guard();
         // SAFETY: the vector lives, `number` is writable, and behind the name there are as many
         // zeros as the longest name has bytes.
         let count = unsafe {
-            let nothing = std::ptr::null_mut();
-            insert(
-                self.raw.as_ptr(),
-                padded.0.as_ptr().cast(),
-                1,
-                &mut number,
-                0,
-                nothing,
-            )
+            let name = padded.0.as_ptr().cast();
+            insert(self.raw.as_ptr(), name, 1, &mut number, 0, nothing)
         };
-        drop(guard);
-        if count != 1 || number == FI_ADDR_UNSPEC {
-            let code: c_int = if count < 0 { count } else { libc::EINVAL };
-            return Err(self.domain.library().refused(what(), code));
+        match count {
+            1 if number != FI_ADDR_UNSPEC => Ok(number),
+            code if code < 0 => Err(code),
+            _ => Err(libc::EINVAL),
         }
-        let addresses = Arc::clone(self);
-        Ok(Arc::new(Peer { addresses, number }))
+    }
+
+    /// One peer of this name fewer: removes it with the last one.
+    fn release(&self, name: &[u8]) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = entries.get_mut(name) else {
+            return;
+        };
+        entry.peers -= 1;
+        if entry.peers > 0 {
+            return;
+        }
+        let mut number = entry.number;
+        entries.remove(name);
+        let remove = self.ops().remove.expect("every vector has remove");
+        let guard = self.domain.guard();
+        // SAFETY: the vector lives, and this entry of it is removed once; operations to it held a
+        // peer and are complete.
+        let status = unsafe { remove(self.raw.as_ptr(), &mut number, 1, 0) };
+        drop(guard);
+        if status != 0 {
+            let what = format!("removing a peer from {}", self.domain.name());
+            let library = self.domain.library();
+            library.note_failure(library.refused(what, status));
+        }
     }
 }
 
@@ -115,10 +169,11 @@ impl Drop for AddressVector {
     }
 }
 
-/// An endpoint that operations can go to. Operations that are under way hold it; the last owner
-/// removes it from its vector.
+/// An endpoint that operations can go to. Operations that are under way hold it; the last peer of a
+/// name removes it from the vector.
 pub struct Peer {
     addresses: Arc<AddressVector>,
+    name: Box<[u8]>,
     number: u64,
 }
 
@@ -137,24 +192,9 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        let domain = &self.addresses.domain;
-        if domain.library().is_forked() {
-            return;
-        }
-        let Some(remove) = self.addresses.ops().remove else {
-            return;
-        };
-        let mut number = self.number;
-        let guard = domain.guard();
-        // SAFETY: the vector lives, and this entry of it is removed once; operations to it held it
-        // and are complete.
-        let status = unsafe { remove(self.addresses.as_ptr(), &mut number, 1, 0) };
-        drop(guard);
-        if status != 0 {
-            let what = format!("removing a peer from {}", domain.name());
-            domain
-                .library()
-                .note_failure(domain.library().refused(what, status));
+        // A forked child must not wait for a lock that a thread of its parent held.
+        if !self.addresses.domain.library().is_forked() {
+            self.addresses.release(&self.name);
         }
     }
 }
