@@ -101,6 +101,11 @@ impl AddressVector {
                     let library = self.domain.library();
                     library.refused(what(), code)
                 })?;
+                if entries.values().any(|entry| entry.number == number) {
+                    // Then removing one would remove both. Only a peer that plays tricks does this.
+                    let why = "the provider takes it for another name that is there";
+                    return Err(Error::Invalid(format!("{}: {why}", what())));
+                }
                 entries.insert(name.into(), Entry { number, peers: 1 });
                 number
             }

@@ -10,7 +10,7 @@ use crate::raw::{FI_RECV, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE, FI_SOURCE};
 use libc::ssize_t;
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub struct CompletionQueue {
     domain: Arc<Domain>,
     raw: NonNull<c::fid_cq>,
     contexts: Contexts,
-    wait: Wait,
+    descriptor: Option<RawFd>,
     has_source: bool,
 }
 
@@ -46,7 +46,7 @@ unsafe impl Sync for CompletionQueue {}
 impl CompletionQueue {
     /// A queue of at least `entries` entries. At most `contexts` operations that complete in it are
     /// under way at once; completions of peers' writes may take entries too, so there should be
-    /// more entries than contexts.
+    /// more entries than contexts. A provider that has no descriptors refuses [`Wait::Descriptor`].
     pub fn open(
         domain: &Arc<Domain>,
         entries: usize,
@@ -76,13 +76,17 @@ impl CompletionQueue {
             unsafe { open(domain.as_ptr(), &mut attributes, raw, std::ptr::null_mut()) }
         })?;
         drop(guard);
-        Ok(Arc::new(CompletionQueue {
+        let mut queue = CompletionQueue {
             domain: Arc::clone(domain),
             raw,
             contexts: Contexts::new(contexts),
-            wait,
+            descriptor: None,
             has_source: domain.info().caps() & FI_SOURCE != 0,
-        }))
+        };
+        if wait == Wait::Descriptor {
+            queue.descriptor = Some(queue.ask_for_descriptor()?);
+        }
+        Ok(Arc::new(queue))
     }
 
     /// The domain it is in.
@@ -146,7 +150,7 @@ impl CompletionQueue {
         room: &mut [Completion],
         timeout: Duration,
     ) -> std::result::Result<usize, PollError> {
-        if self.wait == Wait::Poll || !self.domain.is_thread_safe() {
+        if self.descriptor.is_none() || !self.domain.is_thread_safe() {
             let name = self.domain.name();
             let why = format!("waiting for completions in {name}: the queue can only be polled");
             return Err(PollError::Queue(Error::Invalid(why)));
@@ -162,22 +166,25 @@ impl CompletionQueue {
 
     /// Readable when a completion has arrived, if [`may_sleep`](CompletionQueue::may_sleep) has said
     /// yes before; `None` of queues that can only be polled.
-    pub fn descriptor(&self) -> Result<Option<BorrowedFd<'_>>> {
-        if self.wait == Wait::Poll {
-            return Ok(None);
-        }
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor is open until the queue is closed.
+        self.descriptor
+            .map(|number| unsafe { BorrowedFd::borrow_raw(number) })
+    }
+
+    /// Asks for the descriptor's number. Some providers make such queues and have none.
+    fn ask_for_descriptor(&self) -> Result<RawFd> {
         let fid: *mut c::fid = self.raw.as_ptr().cast();
-        let mut number: c_int = -1;
+        let mut number: RawFd = -1;
         let _guard = self.domain.guard();
         // SAFETY: an open queue has its table.
         let control = unsafe { (*(*fid).ops).control }.expect("every queue has control");
         // SAFETY: the queue lives; this command writes a descriptor's number.
-        let status = unsafe { control(fid, c::FI_GETWAIT.0 as c_int, (&raw mut number).cast()) };
-        if status != 0 || number < 0 {
-            return Err(self.refused("asking for the descriptor of", status));
+        match unsafe { control(fid, c::FI_GETWAIT.0 as c_int, (&raw mut number).cast()) } {
+            0 if number >= 0 => Ok(number),
+            0 => Err(self.refused("asking for the descriptor of", libc::ENOSYS)),
+            code => Err(self.refused("asking for the descriptor of", code)),
         }
-        // SAFETY: the descriptor is open until the queue is closed.
-        Ok(Some(unsafe { BorrowedFd::borrow_raw(number) }))
     }
 
     /// Whether one may wait for the descriptor now. If not, there is something to poll.

@@ -176,7 +176,7 @@ impl Domain {
     /// # Safety
     /// As [`Library::close`].
     pub(crate) unsafe fn close(&self, kind: Kind, fid: *mut c::fid) -> bool {
-        // A forked child must not wait for a lock that a thread of its parent held.
+        // As in `note_closed`.
         if self.library().is_forked() {
             return false;
         }
@@ -213,6 +213,10 @@ impl Domain {
 
     /// An endpoint is closed.
     pub(crate) fn note_closed(&self) {
+        // A forked child must not wait for a lock that a thread of its parent held.
+        if self.library().is_forked() {
+            return;
+        }
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.endpoints -= 1;
         if retired.endpoints == 0 {

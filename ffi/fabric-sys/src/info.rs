@@ -3,8 +3,9 @@
 use crate::bindings as c;
 use crate::error::{Error, Result};
 use crate::library::{Library, text_of};
+use crate::raw::FI_SOURCE;
 use crate::signals::keeping_handlers;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 ///
 /// Endpoints are always reliable datagrams (`FI_EP_RDM`), and calls may come from any thread: where
 /// a provider does not allow that ([`Info::threading`]), this crate has a lock for each domain.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Hints<'a> {
     /// The provider, with the layers on it (`tcp;ofi_rxm`).
     pub provider: Option<&'a str>,
@@ -36,6 +37,29 @@ pub struct Hints<'a> {
     pub progress: Option<c::fi_progress>,
     /// The threading that the provider is told to expect; `None`: `FI_THREAD_SAFE`.
     pub threading: Option<c::fi_threading>,
+}
+
+impl fmt::Debug for Hints<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            ("provider", self.provider),
+            ("fabric", self.fabric),
+            ("domain", self.domain),
+            ("source", self.source),
+        ];
+        let mut found = f.debug_struct("Hints");
+        for (what, name) in names {
+            name.map(|name| found.field(what, &name));
+        }
+        found
+            .field("caps", &format_args!("{:#x}", self.caps))
+            .field("mode", &format_args!("{:#x}", self.mode))
+            .field("mr_mode", &format_args!("{:#x}", self.mr_mode))
+            .field("op_flags", &format_args!("{:#x}", self.op_flags))
+            .field("progress", &self.progress)
+            .field("threading", &self.threading)
+            .finish()
+    }
 }
 
 /// A list of the library's, freed once.
@@ -114,11 +138,7 @@ impl Info {
         let node = source
             .as_ref()
             .map_or(std::ptr::null(), |text| text.as_ptr());
-        let flags = if source.is_some() {
-            u64::from(c::FI_SOURCE)
-        } else {
-            0
-        };
+        let flags = if source.is_some() { FI_SOURCE } else { 0 };
         let mut first = std::ptr::null_mut();
         // Providers are loaded by the first call, so it replaces handlers too.
         let status = keeping_handlers(|| {
@@ -387,7 +407,7 @@ fn raw_hints(library: &Arc<Library>, hints: &Hints<'_>) -> Result<List> {
     let (domain, fabric) = unsafe { (&mut *raw.domain_attr, &mut *raw.fabric_attr) };
     transmit.op_flags = hints.op_flags;
     endpoint.type_ = c::fi_ep_type::FI_EP_RDM;
-    domain.mr_mode = c_int::from(hints.mr_mode);
+    domain.mr_mode = hints.mr_mode;
     domain.threading = threading;
     domain.data_progress = progress;
     domain.control_progress = progress;

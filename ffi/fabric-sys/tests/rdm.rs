@@ -6,34 +6,8 @@ mod rig;
 
 use linerate_fabric_sys::raw::*;
 use linerate_fabric_sys::*;
-use rig::{ALL_ACCESS, BYTES, Bytes, Rig, hints, library, offer, pattern};
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// `net` is what `tcp` without a layer was called in 1.17.
-const PROVIDERS: [&str; 5] = ["tcp;ofi_rxm", "shm", "udp;ofi_rxd", "tcp", "net"];
-
-/// Runs a test for each provider that is here, one after another: counts of objects belong to the
-/// process.
-fn for_each(test: impl Fn(&Info)) {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(library) = library() else { return };
-    for provider in PROVIDERS {
-        let Some(info) = offer(library, provider) else {
-            continue;
-        };
-        if info.provider_name() != provider {
-            eprintln!("skipped: {provider} is offered as {}", info.provider_name());
-            continue;
-        }
-        let started = std::time::Instant::now();
-        test(&info);
-        println!("{info:?}: {:?}", started.elapsed());
-        let live = Kind::ALL.map(|kind| library.live(kind));
-        assert_eq!(live, [0; 6], "{provider} left some of {:?}", Kind::ALL);
-        assert_eq!(library.take_failures(), [String::new(); 0], "{provider}");
-    }
-}
+use rig::{ALL_ACCESS, BYTES, Bytes, Rig, for_each, hints, library, pattern};
+use std::sync::Arc;
 
 #[test]
 fn a_provider_says_what_it_offers() {

@@ -1,10 +1,12 @@
 //! Two endpoints of this process that name each other, with memory to move.
+// Not every program of tests uses all of it.
+#![allow(dead_code)]
 
 use linerate_fabric_sys::raw::*;
 use linerate_fabric_sys::*;
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// So that a hang becomes a failure, on a busy machine too.
@@ -80,7 +82,7 @@ pub fn library() -> Option<&'static Arc<Library>> {
 
 /// What is asked of a provider.
 pub fn hints(provider: &str) -> Hints<'_> {
-    let has_internet = ["tcp", "udp", "sockets"]
+    let has_internet = ["tcp", "udp", "net"]
         .iter()
         .any(|name| provider.starts_with(name));
     Hints {
@@ -101,11 +103,40 @@ pub fn hints(provider: &str) -> Hints<'_> {
 /// What a provider offers; `None`, with a line that says why, where it is not here.
 pub fn offer(library: &Arc<Library>, provider: &str) -> Option<Info> {
     match Info::query(library, &hints(provider)) {
-        Ok(offers) => offers.into_iter().next(),
+        Ok(offers) => {
+            let is_it = |info: &Info| info.provider_name() == provider;
+            let found = offers.into_iter().find(is_it);
+            if found.is_none() {
+                eprintln!("skipped: {provider} is offered under another name only");
+            }
+            found
+        }
         Err(why) => {
             eprintln!("skipped: {why}");
             None
         }
+    }
+}
+
+/// Providers that every machine has. `net` is what `tcp` without a layer was called in 1.17.
+pub const PROVIDERS: [&str; 5] = ["tcp;ofi_rxm", "shm", "udp;ofi_rxd", "tcp", "net"];
+
+/// Runs a test for each provider that is here, one after another: counts of objects belong to the
+/// process.
+pub fn for_each(test: impl Fn(&Info)) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(library) = library() else { return };
+    for provider in PROVIDERS {
+        let Some(info) = offer(library, provider) else {
+            continue;
+        };
+        let started = Instant::now();
+        test(&info);
+        println!("{info:?}: {:?}", started.elapsed());
+        let live = Kind::ALL.map(|kind| library.live(kind));
+        assert_eq!(live, [0; 6], "{provider} left some of {:?}", Kind::ALL);
+        assert_eq!(library.take_failures(), [String::new(); 0], "{provider}");
     }
 }
 
@@ -142,13 +173,72 @@ impl End {
         }
     }
 
-    fn poll(&self) {
+    pub fn poll(&self) {
         let mut room = [Completion::default(); 16];
         match self.queue.poll(&mut room) {
             Ok(count) => self.arrived.borrow_mut().extend(&room[..count]),
             Err(PollError::Operation(failure)) => self.failed.borrow_mut().push(*failure),
             Err(other) => panic!("{other}"),
         }
+    }
+}
+
+/// Of one end alone, whose peer is in another process.
+impl End {
+    /// Posts by `post` until the endpoint takes it, and waits for the operation's completion.
+    pub fn run(&self, id: u64, mut post: impl FnMut() -> Result<Posted>) {
+        let mut is_started = false;
+        self.until(|| {
+            is_started = is_started || post().unwrap() == Posted::Started;
+            let mut arrived = self.arrived.borrow_mut();
+            arrived
+                .iter()
+                .position(|done| done.id() == Some(id))
+                .map(|at| arrived.remove(at))
+        });
+    }
+
+    /// The number of the next write that arrives.
+    pub fn wait_data(&self) -> u32 {
+        self.until(|| self.arrived.borrow().iter().find_map(Completion::data))
+    }
+
+    fn until<T>(&self, mut found: impl FnMut() -> Option<T>) -> T {
+        let started = Instant::now();
+        loop {
+            if let Some(found) = found() {
+                return found;
+            }
+            self.poll();
+            let failed = self.failed.borrow();
+            assert!(failed.is_empty(), "{failed:?}");
+            assert!(started.elapsed() < PATIENCE, "{:?}", self.arrived);
+        }
+    }
+
+    /// What `work` gives, which may take a while.
+    pub fn while_polling<T>(&self, work: impl FnOnce() -> T) -> T {
+        let is_over = AtomicBool::new(false);
+        let queue = &self.queue;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let count = queue.poll(&mut [Completion::default(); 4]).unwrap();
+                    assert_eq!(count, 0, "nothing is under way");
+                }
+            });
+            // Also when it panics, because the scope waits for the thread.
+            let _over = SetOnDrop(&is_over);
+            work()
+        })
+    }
+}
+
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
