@@ -155,6 +155,9 @@ impl CompletionQueue {
             let why = format!("waiting for completions in {name}: the queue can only be polled");
             return Err(PollError::Queue(Error::Invalid(why)));
         }
+        if room.is_empty() {
+            return Ok(0);
+        }
         let timeout_ms = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
         let asked = room.len().min(BATCH);
         match self.read(&mut room[..asked], Some(timeout_ms)) {

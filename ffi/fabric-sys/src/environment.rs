@@ -7,8 +7,8 @@
 
 use std::ffi::{CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 unsafe extern "C" {
     /// The variables of the process: texts `NAME=value`, then null (environ(7)).
@@ -21,7 +21,7 @@ static CHANGING: Mutex<()> = Mutex::new(());
 /// Sets those of `settings` (names and values) that the environment does not have. Values without
 /// NUL only.
 pub(crate) fn set_missing(settings: &[(&str, &str)]) {
-    let _guard = CHANGING.lock().unwrap_or_else(|e| e.into_inner());
+    let _guard = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     let missing = settings
         .iter()
         .filter(|(name, _)| std::env::var_os(name).is_none());

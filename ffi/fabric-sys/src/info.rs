@@ -70,7 +70,7 @@ struct List {
 
 // SAFETY: the list belongs to the process, not to a thread.
 unsafe impl Send for List {}
-// SAFETY: nothing writes it after it is made, but for calls that the library locks itself.
+// SAFETY: nothing writes it after it is made; calls of the library take it as input.
 unsafe impl Sync for List {}
 
 impl Drop for List {
@@ -242,7 +242,7 @@ impl Info {
 
     /// Modes that the provider insists on.
     pub fn mode(&self) -> u64 {
-        self.raw().mode | self.domain().mode
+        self.raw().mode | self.domain().mode | self.transmit().mode | self.receive().mode
     }
 
     /// Modes of memory registration that the provider insists on.

@@ -126,5 +126,5 @@ pub use endpoint::{Endpoint, EndpointOptions};
 pub use error::{Attempt, Error, Result, Unusable};
 pub use info::{Hints, Info, Nic, PciAddress};
 pub use library::{Kind, Library, NAMES, VARIABLE, Version};
-pub use memory::{Memory, Mr, Place, Segment};
+pub use memory::{DeviceMemory, Memory, Mr, Place, Segment};
 pub use post::{Posted, Read, Write};

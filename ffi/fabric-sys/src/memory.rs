@@ -33,6 +33,21 @@ pub unsafe trait Memory: Send + Sync {
     fn len_bytes(&self) -> usize;
 }
 
+/// Memory of a GPU, as CUDA exports it.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceMemory<'a> {
+    /// The dma-buf that it is in.
+    pub dmabuf: BorrowedFd<'a>,
+    /// Where it begins there, in bytes.
+    pub offset: u64,
+    /// The address of its first byte, as the GPU's driver counts.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// CUDA's number of the GPU.
+    pub device: i32,
+}
+
 /// What keeps the bytes of a region.
 pub(crate) enum Owner {
     Host(#[allow(dead_code)] Arc<dyn Memory>),
@@ -96,15 +111,13 @@ impl Mr {
         Mr::make(domain, attributes, 0, range, Owner::Host(memory), endpoint)
     }
 
-    /// Registers `bytes` bytes of a device's memory (a GPU's) from `offset` of the dma-buf `fd`,
-    /// whose addresses begin at `address`. `owner` keeps the device's memory. Needs the capability
-    /// `FI_HMEM` and a library from [`Version::DMABUF`] on.
-    pub fn register_dmabuf(
+    /// Registers memory of a GPU. `owner` keeps it. Needs the capability `FI_HMEM` and a library from
+    /// [`Version::DMABUF`] on, and is otherwise as [`register`](Mr::register).
+    pub fn register_device(
         domain: &Arc<Domain>,
-        (fd, offset): (BorrowedFd<'_>, u64),
-        (address, bytes): (u64, usize),
-        access: u64,
+        memory: &DeviceMemory<'_>,
         owner: Arc<dyn Any + Send + Sync>,
+        access: u64,
         endpoint: Option<&Arc<Endpoint>>,
     ) -> Result<Arc<Mr>> {
         let library = domain.library();
@@ -116,11 +129,12 @@ impl Mr {
                 Version::DMABUF
             )));
         }
+        let start = memory.address.wrapping_sub(memory.offset) as usize;
         let piece = DmaBuf {
-            fd: fd.as_raw_fd(),
-            offset,
-            len: bytes,
-            base_addr: std::ptr::without_provenance_mut(address.wrapping_sub(offset) as usize),
+            fd: memory.dmabuf.as_raw_fd(),
+            offset: memory.offset,
+            len: memory.bytes,
+            base_addr: std::ptr::without_provenance_mut(start),
         };
         let attributes = MrAttributes {
             base: c::fi_mr_attr {
@@ -129,19 +143,16 @@ impl Mr {
                 iov_count: 1,
                 access,
                 iface: c::fi_hmem_iface::FI_HMEM_CUDA,
+                device: c::fi_mr_attr__bindgen_ty_1 {
+                    cuda: memory.device,
+                },
                 ..Default::default()
             },
             ..Default::default()
         };
-        let range = (address, bytes);
-        Mr::make(
-            domain,
-            attributes,
-            FI_MR_DMABUF,
-            range,
-            Owner::Device(owner),
-            endpoint,
-        )
+        let range = (memory.address, memory.bytes);
+        let owner = Owner::Device(owner);
+        Mr::make(domain, attributes, FI_MR_DMABUF, range, owner, endpoint)
     }
 
     fn make(

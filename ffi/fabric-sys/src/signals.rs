@@ -6,6 +6,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::raw::c_int;
+use std::sync::{Mutex, PoisonError};
 
 /// The largest number of a signal on Linux.
 const SIGNAL_MAX: c_int = 64;
@@ -47,8 +48,12 @@ fn action(signal: c_int) -> Option<libc::sigaction> {
     (status == 0).then(|| unsafe { now.assume_init() })
 }
 
+/// One thread at a time: another one would take replaced handlers for those of before.
+static KEEPING: Mutex<()> = Mutex::new(());
+
 /// Runs `work`, and then puts the signal handlers back that it has replaced.
 pub(crate) fn keeping_handlers<T>(work: impl FnOnce() -> T) -> T {
+    let _guard = KEEPING.lock().unwrap_or_else(PoisonError::into_inner);
     let before = Actions::now();
     let result = work();
     before.restore();
