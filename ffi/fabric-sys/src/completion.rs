@@ -167,8 +167,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Readable when a completion has arrived, if [`may_sleep`](CompletionQueue::may_sleep) has said
-    /// yes before; `None` of queues that can only be polled.
+    /// Readable when a completion has arrived, if [`may_sleep`](CompletionQueue::may_sleep) has
+    /// said yes before; `None` of queues that can only be polled.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the descriptor is open until the queue is closed.
         self.descriptor

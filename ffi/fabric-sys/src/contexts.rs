@@ -1,8 +1,8 @@
 //! [`Contexts`]: the memory that each operation lends to the provider until its completion.
 //!
-//! Providers with the mode `FI_CONTEXT` or `FI_CONTEXT2` keep their own notes in it; the others only
-//! hand its address back. There is a fixed number for each completion queue, so what is under way
-//! is bounded. Free ones form a stack of indices.
+//! Providers with the mode `FI_CONTEXT` or `FI_CONTEXT2` keep their own notes in it; the others
+//! only hand its address back. There is a fixed number for each completion queue, so what is under
+//! way is bounded. Free ones form a stack of indices.
 
 use crate::address::Peer;
 use crate::bindings as c;

@@ -114,7 +114,8 @@ impl Domain {
             Kind::Domain,
             || format!("opening {name}"),
             |raw| {
-                // SAFETY: the fabric is open, the info came from the library, and `raw` is writable.
+                // SAFETY: the fabric is open, the info came from the library, and `raw` is
+                // writable.
                 unsafe { open(fabric.as_ptr(), info.as_ptr(), raw, std::ptr::null_mut()) }
             },
         )?;

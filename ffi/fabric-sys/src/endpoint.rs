@@ -25,8 +25,8 @@ pub struct EndpointOptions<'a> {
     /// The peers that it can name.
     pub addresses: &'a Arc<AddressVector>,
     /// `FI_OPT_CUDA_API_PERMITTED`: whether the provider may call CUDA for memory of GPUs, which
-    /// needs the capability `FI_HMEM`. `None`, or where the provider does not know that setting: the
-    /// provider's default.
+    /// needs the capability `FI_HMEM`. `None`, or where the provider does not know that setting:
+    /// the provider's default.
     pub is_cuda_permitted: Option<bool>,
 }
 

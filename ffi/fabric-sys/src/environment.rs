@@ -56,14 +56,14 @@ mod tests {
     #[test]
     fn what_is_missing_is_set_and_what_is_there_stays() {
         let before: Vec<_> = std::env::vars_os().collect();
-        let name = "LINERATE_FABRIC_TEST_OF_SETTINGS";
+        let name = "FABRIC_TEST_OF_SETTINGS";
         set_missing(&[(name, "1"), ("PATH", "/nowhere")]);
         set_missing(&[(name, "2")]);
         assert_eq!(std::env::var(name).as_deref(), Ok("1"));
         let after: Vec<_> = std::env::vars_os().collect();
         assert!(before.iter().all(|variable| after.contains(variable)));
         // SAFETY: a terminated name; nothing else in this process calls setenv.
-        let in_c = unsafe { libc::getenv(c"LINERATE_FABRIC_TEST_OF_SETTINGS".as_ptr()) };
+        let in_c = unsafe { libc::getenv(c"FABRIC_TEST_OF_SETTINGS".as_ptr()) };
         assert!(!in_c.is_null(), "C sees it too");
     }
 
@@ -76,7 +76,7 @@ mod tests {
                 }
             });
             for index in 0..50 {
-                set_missing(&[(&format!("LINERATE_FABRIC_TEST_{index}"), "x")]);
+                set_missing(&[(&format!("FABRIC_TEST_{index}"), "x")]);
             }
             reading.join().unwrap();
         });

@@ -30,8 +30,8 @@ pub struct Hints<'a> {
     pub mode: u64,
     /// Modes of memory registration that the program can deal with.
     pub mr_mode: i32,
-    /// Flags of every write and read: `FI_DELIVERY_COMPLETE` completes a write when its bytes are in
-    /// the peer's memory.
+    /// Flags of every write and read: `FI_DELIVERY_COMPLETE` completes a write when its bytes are
+    /// in the peer's memory.
     pub op_flags: u64,
     /// The progress that is needed, of data and of control.
     pub progress: Option<c::fi_progress>,
@@ -144,7 +144,8 @@ impl Info {
         let status = keeping_handlers(|| {
             let getinfo = library.functions.getinfo;
             let version = library.interface().to_raw();
-            // SAFETY: `node` is null or terminated, the hints are complete, and `first` is writable.
+            // SAFETY: `node` is null or terminated, the hints are complete, and `first` is
+            // writable.
             unsafe {
                 getinfo(
                     version,

@@ -20,8 +20,8 @@
 //!
 //! Each object holds what it points to, and is closed once, when its last owner drops it. Where a
 //! provider has `FI_MR_ENDPOINT`, a region holds its endpoint too. A closing that fails is kept for
-//! [`Library::take_failures`]; [`Library::live`] counts what is left. A forked child closes nothing,
-//! because its objects are its parent's. It must not post either.
+//! [`Library::take_failures`]; [`Library::live`] counts what is left. A forked child closes
+//! nothing, because its objects are its parent's. It must not post either.
 //!
 //! # Why posting is safe
 //!
@@ -32,24 +32,25 @@
 //! 1. A region ([`Mr`]) owns its bytes through [`Memory`], whose implementor promises (this is the
 //!    one unsafe thing that users write) that they stay mapped and that nobody has Rust references
 //!    to them.
-//! 2. Operations name bytes by [`Segment`]s, which only a region makes, inside its bounds, and peers
-//!    by [`Peer`]s. Each is compared with the endpoint's domain and addresses, and with what the
-//!    region was registered for.
-//! 3. An operation takes one of the contexts of its completion queue. Until its completion is polled
-//!    the context is nobody else's and holds the region and the peer: fi_mr(3) says that an operation
-//!    whose region is closed may access invalid memory, and fi_av(3) that one whose peer is removed
-//!    behaves in no defined way. The completion gives the context back, and with it the number that
-//!    the program gave the operation. Without a free context the endpoint is busy
+//! 2. Operations name bytes by [`Segment`]s, which only a region makes, inside its bounds, and
+//!    peers by [`Peer`]s. Each is compared with the endpoint's domain and addresses, and with what
+//!    the region was registered for.
+//! 3. An operation takes one of the contexts of its completion queue. Until its completion is
+//!    polled the context is nobody else's and holds the region and the peer: fi_mr(3) says that an
+//!    operation whose region is closed may access invalid memory, and fi_av(3) that one whose peer
+//!    is removed behaves in no defined way. The completion gives the context back, and with it the
+//!    number that the program gave the operation. Without a free context the endpoint is busy
 //!    ([`Posted::Busy`]), so no context is used twice. A completion that names no context in use
 //!    gives nothing back.
 //! 4. Closing an endpoint ends what it has under way without completions. Those contexts, and the
 //!    regions and peers that they hold, stay until the completion queue is closed. If closing an
 //!    endpoint fails, they stay for ever.
-//! 5. What peers do with a [`Place`] is checked against the registered regions, by a device at every
-//!    access. Other providers check when an access begins and may go on with it after the region is
-//!    closed, so there the memory of a region that peers could reach stays until the domain's last
-//!    endpoint is closed ([`Domain::retired_bytes`]). If closing a region fails, its memory is never
-//!    freed.
+//! 5. What peers do with a [`Place`] is checked against the registered regions, by a device at
+//!    every access. Other providers check when an access begins and may go on with it after the
+//!    region is closed, so there the memory of a region that peers could reach stays until the
+//!    domain's last endpoint is closed ([`Domain::retired_bytes`]). If closing a region fails, its
+//!    memory is never freed. Where nobody checks (shm with `FI_MR_VIRT_ADDR`), [`Domain::open`]
+//!    refuses.
 //! 6. Calls of one domain may come from several threads, because the provider allows that
 //!    (`FI_THREAD_SAFE`, which [`Hints`] ask for) or because a lock is held during each.
 //!

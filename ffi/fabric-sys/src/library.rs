@@ -171,8 +171,8 @@ impl Library {
     /// Two settings that the library reads when it starts are made unless the environment has them:
     /// `FI_UNIVERSE_SIZE` is `endpoints_max`, and `FI_EFA_FORK_SAFE` is 1, so that memory which EFA
     /// reads stays the parent's after fork(). Other threads may read the environment meanwhile. A
-    /// variable that one of them sets at the same moment can get lost, so call this early. A library
-    /// that is loaded already in this process keeps the settings that it started with.
+    /// variable that one of them sets at the same moment can get lost, so call this early. A
+    /// library that is loaded already in this process keeps the settings that it started with.
     ///
     /// Signal handlers are what they were before, although providers replace some.
     pub fn open(endpoints_max: usize) -> Result<Arc<Library>> {

@@ -84,9 +84,9 @@ impl Mr {
     /// do).
     ///
     /// If the domain has `FI_MR_ENDPOINT` in its [`mr_mode`](crate::Info::mr_mode), regions belong
-    /// to an endpoint, which the region then holds: an operation that is under way holds its region,
-    /// which holds the endpoint, so such an endpoint lives until its operations are complete and
-    /// polled. Other domains ignore `endpoint`.
+    /// to an endpoint, which the region then holds: an operation that is under way holds its
+    /// region, which holds the endpoint, so such an endpoint lives until its operations are
+    /// complete and polled. Other domains ignore `endpoint`.
     pub fn register(
         domain: &Arc<Domain>,
         memory: Arc<dyn Memory>,
@@ -111,8 +111,8 @@ impl Mr {
         Mr::make(domain, attributes, 0, range, Owner::Host(memory), endpoint)
     }
 
-    /// Registers memory of a GPU. `owner` keeps it. Needs the capability `FI_HMEM` and a library from
-    /// [`Version::DMABUF`] on, and is otherwise as [`register`](Mr::register).
+    /// Registers memory of a GPU. `owner` keeps it. Needs the capability `FI_HMEM` and a library
+    /// from [`Version::DMABUF`] on, and is otherwise as [`register`](Mr::register).
     pub fn register_device(
         domain: &Arc<Domain>,
         memory: &DeviceMemory<'_>,
