@@ -315,6 +315,26 @@ fn names_that_a_provider_takes_for_one_are_one_peer() {
     );
 }
 
+#[test]
+fn calls_of_a_domain_that_wants_one_at_a_time_do_not_overlap() {
+    let Some(library) = fake() else { return };
+    let end = End::new(&info_of(library, None));
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let end = &end;
+            scope.spawn(move || {
+                for round in 0..1000 {
+                    let _busy_or_not = end
+                        .endpoint
+                        .post_write(&end.write(1000 * thread + round, None))
+                        .unwrap();
+                    end.completed();
+                }
+            });
+        }
+    });
+}
+
 /// The provider refuses to close what others need, and `live` and the failures belong to the
 /// library, so all that counts is in one test and has a library of its own.
 #[test]

@@ -9,6 +9,7 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,8 @@ struct domain {
 	struct fid_domain base;
 	struct fabric *fabric;
 	bool is_stuck;
+	/* Calls under way: never two, because the threading is FI_THREAD_DOMAIN. */
+	int calls;
 	int users;
 	struct region *regions[REGIONS_MAX];
 };
@@ -45,6 +48,7 @@ struct queue {
 struct addresses {
 	struct fid_av base;
 	struct domain *domain;
+	bool is_there[256];
 	int users;
 };
 
@@ -67,6 +71,22 @@ struct region {
 	struct iovec piece;
 	uint64_t access;
 };
+
+/* Begins a call; false if another one is under way. */
+static bool begin(struct domain *domain)
+{
+	bool is_alone = __atomic_fetch_add(&domain->calls, 1, __ATOMIC_ACQ_REL) == 0;
+
+	/* So that another thread has its chance to be wrong. */
+	sched_yield();
+	return is_alone;
+}
+
+static ssize_t end(struct domain *domain, ssize_t result)
+{
+	__atomic_fetch_sub(&domain->calls, 1, __ATOMIC_ACQ_REL);
+	return result;
+}
 
 /* Info */
 
@@ -219,10 +239,8 @@ static int close_queue(struct fid *fid)
 	return 0;
 }
 
-static ssize_t read_queue(struct fid_cq *cq, void *buffer, size_t count)
+static ssize_t do_read_queue(struct queue *queue, void *buffer, size_t count)
 {
-	struct queue *queue = (struct queue *)cq;
-
 	if (queue->count == 0)
 		return queue->failed ? -FI_EAVAIL : -FI_EAGAIN;
 	if (count > queue->count)
@@ -231,6 +249,14 @@ static ssize_t read_queue(struct fid_cq *cq, void *buffer, size_t count)
 	queue->count -= count;
 	memmove(queue->entries, queue->entries + count, queue->count * sizeof(*queue->entries));
 	return count;
+}
+
+static ssize_t read_queue(struct fid_cq *cq, void *buffer, size_t count)
+{
+	struct queue *queue = (struct queue *)cq;
+	bool is_alone = begin(queue->domain);
+
+	return end(queue->domain, is_alone ? do_read_queue(queue, buffer, count) : -FI_EBUSY);
 }
 
 static ssize_t read_error(struct fid_cq *cq, struct fi_cq_err_entry *entry, uint64_t flags)
@@ -292,14 +318,24 @@ static int close_addresses(struct fid *fid)
 static int insert(struct fid_av *av, const void *name, size_t count, fi_addr_t *number, uint64_t flags,
 		  void *context)
 {
-	(void)av, (void)count, (void)flags, (void)context;
+	struct addresses *addresses = (struct addresses *)av;
+
+	(void)count, (void)flags, (void)context;
 	*number = *(const unsigned char *)name;
-	return *number == '!' ? 0 : 1;
+	if (*number == '!')
+		return 0;
+	addresses->is_there[*number] = true;
+	return 1;
 }
 
 static int take_out(struct fid_av *av, fi_addr_t *number, size_t count, uint64_t flags)
 {
-	(void)av, (void)number, (void)count, (void)flags;
+	struct addresses *addresses = (struct addresses *)av;
+
+	(void)count, (void)flags;
+	if (!addresses->is_there[*number])
+		return -FI_EINVAL;
+	addresses->is_there[*number] = false;
 	return 0;
 }
 
@@ -410,14 +446,13 @@ static void *reach(struct endpoint *endpoint, uint64_t address, size_t bytes, ui
 	return is_inside && (region->access & access) ? (void *)address : NULL;
 }
 
-static ssize_t do_write(struct fid_ep *ep, const void *from, size_t bytes, void *desc, uint64_t data,
-			bool has_data, uint64_t address, uint64_t key, void *context)
+static ssize_t do_write(struct endpoint *endpoint, const void *from, size_t bytes, void *desc, uint64_t data,
+			bool has_data, fi_addr_t peer, uint64_t address, uint64_t key, void *context)
 {
-	struct endpoint *endpoint = (struct endpoint *)ep;
 	struct region *region = desc;
 	void *to = reach(endpoint, address, bytes, key, FI_REMOTE_WRITE);
 
-	if (!(region->access & FI_WRITE))
+	if (!(region->access & FI_WRITE) || !endpoint->addresses->is_there[peer])
 		return -FI_EINVAL;
 	if (endpoint->queue->count + 2 > ENTRIES_MAX || (has_data && !endpoint->receives_count))
 		return -FI_EAGAIN;
@@ -436,18 +471,27 @@ static ssize_t do_write(struct fid_ep *ep, const void *from, size_t bytes, void 
 	return 0;
 }
 
+static ssize_t any_write(struct fid_ep *ep, const void *from, size_t bytes, void *desc, uint64_t data,
+			 bool has_data, fi_addr_t peer, uint64_t address, uint64_t key, void *context)
+{
+	struct endpoint *endpoint = (struct endpoint *)ep;
+
+	if (!begin(endpoint->domain))
+		return end(endpoint->domain, -FI_EBUSY);
+	return end(endpoint->domain,
+		   do_write(endpoint, from, bytes, desc, data, has_data, peer, address, key, context));
+}
+
 static ssize_t post_write(struct fid_ep *ep, const void *from, size_t bytes, void *desc, fi_addr_t peer,
 			  uint64_t address, uint64_t key, void *context)
 {
-	(void)peer;
-	return do_write(ep, from, bytes, desc, 0, false, address, key, context);
+	return any_write(ep, from, bytes, desc, 0, false, peer, address, key, context);
 }
 
 static ssize_t post_write_data(struct fid_ep *ep, const void *from, size_t bytes, void *desc, uint64_t data,
 			       fi_addr_t peer, uint64_t address, uint64_t key, void *context)
 {
-	(void)peer;
-	return do_write(ep, from, bytes, desc, data, true, address, key, context);
+	return any_write(ep, from, bytes, desc, data, true, peer, address, key, context);
 }
 
 static ssize_t post_write_message(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags)
@@ -459,8 +503,8 @@ static ssize_t post_write_message(struct fid_ep *ep, const struct fi_msg_rma *me
 		return -FI_EINVAL;
 	if (!(flags & FI_MORE) || !(flags & FI_COMPLETION))
 		return -FI_EINVAL;
-	return do_write(ep, local->iov_base, local->iov_len, message->desc[0], message->data,
-			flags & FI_REMOTE_CQ_DATA, remote->addr, remote->key, message->context);
+	return any_write(ep, local->iov_base, local->iov_len, message->desc[0], message->data,
+			 flags & FI_REMOTE_CQ_DATA, message->addr, remote->addr, remote->key, message->context);
 }
 
 static ssize_t post_receive(struct fid_ep *ep, void *buffer, size_t bytes, void *desc, fi_addr_t peer,
