@@ -6,7 +6,7 @@ mod rig;
 
 use linerate_fabric_sys::raw::*;
 use linerate_fabric_sys::*;
-use rig::{ALL_ACCESS, BYTES, Bytes, Rig, for_each, hints, library, pattern};
+use rig::{ALL_ACCESS, BYTES, Bytes, Rig, alone, for_each, hints, library, pattern};
 use std::sync::Arc;
 
 #[test]
@@ -277,6 +277,7 @@ fn what_a_provider_would_not_survive_is_refused() {
 
 #[test]
 fn shm_is_refused_where_it_checks_no_keys() {
+    let _alone = alone();
     let Some(library) = library() else { return };
     let hints = Hints {
         mr_mode: rig::MR_MODE,

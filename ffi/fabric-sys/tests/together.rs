@@ -5,7 +5,7 @@ mod rig;
 
 use linerate_fabric_sys::raw::*;
 use linerate_fabric_sys::*;
-use rig::{End, PROVIDERS, Rig, for_each, library, offer, pattern};
+use rig::{End, PROVIDERS, Rig, alone, for_each, library, offer, pattern};
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -239,6 +239,7 @@ fn bytes_of(hex: &str) -> Vec<u8> {
 
 #[test]
 fn two_processes_write_and_read() {
+    let _alone = alone();
     let Some(library) = library() else { return };
     for provider in PROVIDERS {
         if let Some(info) = offer(library, provider) {

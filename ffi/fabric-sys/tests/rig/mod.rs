@@ -6,7 +6,7 @@ use linerate_fabric_sys::raw::*;
 use linerate_fabric_sys::*;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// So that a hang becomes a failure, on a busy machine too.
@@ -121,11 +121,15 @@ pub fn offer(library: &Arc<Library>, provider: &str) -> Option<Info> {
 /// Providers that every machine has. `net` is what `tcp` without a layer was called in 1.17.
 pub const PROVIDERS: [&str; 5] = ["tcp;ofi_rxm", "shm", "udp;ofi_rxd", "tcp", "net"];
 
-/// Runs a test for each provider that is here, one after another: counts of objects belong to the
-/// process.
-pub fn for_each(test: impl Fn(&Info)) {
+/// Lets one test run at a time: counts of objects belong to the process.
+pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a test for each provider that is here, and looks at what it leaves.
+pub fn for_each(test: impl Fn(&Info)) {
+    let _alone = alone();
     let Some(library) = library() else { return };
     for provider in PROVIDERS {
         let Some(info) = offer(library, provider) else {
