@@ -10,6 +10,7 @@ use crate::raw::{FI_RECV, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE, FI_SOURCE};
 use libc::ssize_t;
 use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -214,7 +215,7 @@ impl CompletionQueue {
         timeout_ms: Option<c_int>,
     ) -> std::result::Result<usize, c_int> {
         debug_assert!(room.len() <= BATCH);
-        let mut entries = [c::fi_cq_data_entry::default(); BATCH];
+        let mut entries = [const { MaybeUninit::<c::fi_cq_data_entry>::uninit() }; BATCH];
         let mut sources = [FI_ADDR_UNSPEC; BATCH];
         let raw = self.raw.as_ptr();
         let (buffer, count) = (entries.as_mut_ptr().cast(), room.len());
@@ -245,7 +246,8 @@ impl CompletionQueue {
             Err(_) => return Err(-(status as c_int)),
         };
         for (index, completion) in room[..count].iter_mut().enumerate() {
-            let entry = &entries[index];
+            // SAFETY: the call filled `count` entries.
+            let entry = unsafe { entries[index].assume_init_ref() };
             let pending = self.contexts.end(entry.op_context);
             *completion = Completion {
                 id: pending.as_ref().map(|pending| pending.id),

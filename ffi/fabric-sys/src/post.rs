@@ -44,8 +44,9 @@ pub struct Write<'a> {
     /// With a number the write completes at the peer too. It takes a receive there if the domain
     /// has the [`mode`](crate::Info::mode) `FI_RX_CQ_DATA`.
     pub data: Option<u32>,
-    /// Whether another operation is posted at once, so that the provider may wait for that before
-    /// it tells the device.
+    /// Whether another operation follows at once, so that the provider may wait for that before it
+    /// tells the device. Operations may not begin before one is posted without this, so a program
+    /// that sets it keeps room for the last one: polling gives no room before that one is posted.
     pub is_more: bool,
 }
 
