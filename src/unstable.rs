@@ -72,6 +72,10 @@ pub mod sparse {
     };
 }
 
+pub mod rdma {
+    pub use crate::transport::rdma::DeviceWorld;
+}
+
 pub mod staleness {
     pub use crate::staleness::{Controller, Decision, Run, run};
 }

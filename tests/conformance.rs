@@ -44,7 +44,9 @@ fn check_clause(clause: u32) {
         count += 1;
         let is_simulated = std::env::var_os(processes::ONLY_VARIABLE).is_none();
         let seeds = 0..if is_simulated { SEEDS } else { 0 };
-        let runs = seeds.map(|seed| simulated::run(&case, seed, None));
+        let runs = seeds.clone().map(|seed| simulated::run(&case, seed, None));
+        failures.extend(runs.filter_map(Result::err).take(1));
+        let runs = seeds.map(|seed| simulated::run_rdma(&case, seed));
         failures.extend(runs.filter_map(Result::err).take(1));
         for provider in processes::providers() {
             failures.extend(processes::run(provider, case.name).err());

@@ -119,7 +119,7 @@ pub(crate) mod open;
 mod pieces;
 mod places;
 mod posts;
-mod rdma;
+pub(crate) mod rdma;
 mod registry;
 mod requests;
 mod rma;

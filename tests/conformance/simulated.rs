@@ -4,11 +4,16 @@ use super::actor::{Actor, Progress};
 use super::mutants::{Fault, Mutant, Surroundings};
 use super::script::Case;
 use linerate::Rank;
+use linerate::options::VerbsSettings;
 use linerate::sim::{Hosts, Link, SimOptions, World};
 use linerate::transport::{Address, Transport};
+use linerate::unstable::rdma::DeviceWorld;
 
 /// More steps than any case takes: a case that needs more is stuck.
 const STEPS_MAX: u32 = 1_000_000;
+
+/// How often a queue of a device fails in place of doing its next post.
+const FAULTS: [f64; 3] = [0.0, 0.001, 0.02];
 
 /// Where the transport of a role is.
 enum Place {
@@ -18,14 +23,40 @@ enum Place {
     Left,
 }
 
-fn transport_of(world: &World, rank: Rank, fault: Option<Fault>) -> Box<dyn Transport> {
-    let inner: Box<dyn Transport> = Box::new(world.transport(rank));
+/// What carries the messages of all roles.
+#[derive(Clone)]
+struct Fabric {
+    world: World,
+    /// The `rdma` protocol over such devices, which finds its peers through the world.
+    devices: Option<DeviceWorld>,
+}
+
+impl Fabric {
+    fn transport(&self, rank: Rank) -> Box<dyn Transport> {
+        let inner = self.world.transport(rank);
+        let Some(devices) = &self.devices else {
+            return Box::new(inner);
+        };
+        let of_rank = (rank, self.world.options().ranks);
+        let settings = VerbsSettings::default();
+        (devices.transport(of_rank, inner, &settings)).expect("nothing is opened")
+    }
+
+    /// Lets something happen; false: nothing will.
+    fn advance(&self) -> bool {
+        let has_posts = self.devices.as_ref().is_some_and(DeviceWorld::advance);
+        has_posts || self.world.advance()
+    }
+}
+
+fn transport_of(fabric: &Fabric, rank: Rank, fault: Option<Fault>) -> Box<dyn Transport> {
+    let inner = fabric.transport(rank);
     let Some(fault) = fault else {
         return inner;
     };
-    let world = world.clone();
+    let fabric = fabric.clone();
     let advance = Box::new(move || {
-        world.advance();
+        fabric.advance();
     });
     let surroundings = Surroundings { rank, advance };
     Box::new(Mutant::new(inner, fault, surroundings))
@@ -35,8 +66,33 @@ fn transport_of(world: &World, rank: Rank, fault: Option<Fault>) -> Box<dyn Tran
 /// has it.
 pub fn run(case: &Case, seed: u64, fault: Option<Fault>) -> Result<(), String> {
     let world = World::new(weather(case.ranks(), seed));
+    let fabric = Fabric {
+        world,
+        devices: None,
+    };
+    run_on(&fabric, case, fault).map_err(|text| format!("{}, seed {seed}: {text}", case.name))
+}
+
+/// The same over devices that write and read each other's memory.
+pub fn run_rdma(case: &Case, seed: u64) -> Result<(), String> {
+    let quiet = SimOptions::new(case.ranks(), seed);
+    // A queue that has failed is given up at a time, which such a clock jumps over.
+    let is_jumping = case.name.contains("jumping_clock");
+    let faults = if is_jumping {
+        0.0
+    } else {
+        FAULTS[seed as usize % FAULTS.len()]
+    };
+    let fabric = Fabric {
+        world: World::new(quiet),
+        devices: Some(DeviceWorld::new(case.ranks(), seed, faults)),
+    };
+    run_on(&fabric, case, None).map_err(|text| format!("{}, rdma, seed {seed}: {text}", case.name))
+}
+
+fn run_on(fabric: &Fabric, case: &Case, fault: Option<Fault>) -> Result<(), String> {
     let mut places: Vec<Place> = (0..case.ranks())
-        .map(|rank| Place::Taken(transport_of(&world, rank, fault)))
+        .map(|rank| Place::Taken(transport_of(fabric, rank, fault)))
         .collect();
     let address = |role| match places.get(case.rank_of(role) as usize) {
         Some(Place::Taken(transport)) => transport.local_address(),
@@ -48,10 +104,10 @@ pub fn run(case: &Case, seed: u64, fault: Option<Fault>) -> Result<(), String> {
         .map(|role| Actor::new(case, role, addresses.clone()))
         .collect();
     places.extend(case.succeeds.map(Place::Succeeds));
-    let result = step_all(&world, &mut actors, &mut places, fault);
+    let result = step_all(fabric, &mut actors, &mut places, fault);
     // The transports go before the memory that the actors lent them.
     drop(places);
-    result.map_err(|text| format!("{}, seed {seed}: {text}", case.name))
+    result
 }
 
 /// From a quiet network to a broken one; odd seeds map memory, every fifth has hosts.
@@ -84,11 +140,12 @@ fn weather(ranks: u32, seed: u64) -> SimOptions {
 }
 
 fn step_all(
-    world: &World,
+    fabric: &Fabric,
     actors: &mut [Actor],
     places: &mut [Place],
     fault: Option<Fault>,
 ) -> Result<(), String> {
+    let world = &fabric.world;
     let mut idle_rounds = 0;
     for _ in 0..STEPS_MAX {
         let (mut is_moved, mut is_counting, mut is_over) = (false, false, true);
@@ -96,7 +153,7 @@ fn step_all(
             if let Place::Succeeds(rank) = *place {
                 is_over = false;
                 if world.is_vacant(rank) {
-                    *place = Place::Taken(transport_of(world, rank, fault));
+                    *place = Place::Taken(transport_of(fabric, rank, fault));
                 }
                 continue;
             }
@@ -127,7 +184,7 @@ fn step_all(
             return Ok(());
         }
         // A step may take rounds of its own without moving on: `Drain` takes two per message.
-        let is_idle = !is_moved && !world.advance() && !is_counting;
+        let is_idle = !is_moved && !fabric.advance() && !is_counting;
         idle_rounds = if is_idle { idle_rounds + 1 } else { 0 };
         if idle_rounds > 4 * linerate::transport::MESSAGES_PER_PEER {
             let places: Vec<String> = actors.iter().map(Actor::place).collect();

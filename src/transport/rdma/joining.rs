@@ -28,13 +28,15 @@ const _: () = assert!(GREETING_BYTES_MAX <= INLINE_BYTES_MAX);
 const SEND_TOKEN: u64 = u64::MAX;
 
 impl<D: Device> RdmaTransport<D> {
-    /// Listens for the next greeting of a peer.
+    /// Listens for the next greeting of a peer. A control transport that takes no receive before it
+    /// is connected is asked again then.
     pub(super) fn expect_greeting(&mut self, peer: Rank) {
         let bytes = GREETING_BYTES_MAX;
         let place = self.letters.view().part(peer as usize * bytes, bytes);
         let token = self.letter_token(peer);
         // SAFETY: `letters` outlive `control`. (No receive is needed from a peer that is gone.)
-        let _ = unsafe { (self.control).post_recv(peer, TAG, place, token) };
+        let posted = unsafe { (self.control).post_recv(peer, TAG, place, token) };
+        self.peers[peer as usize].note_listening(posted.is_ok());
     }
 
     /// Of the receive for the next greeting of a peer; one of an old epoch has ended otherwise.
@@ -99,6 +101,9 @@ impl<D: Device> RdmaTransport<D> {
     /// The control transport takes greetings for a peer, which has called if it was expected.
     fn handle_reachable(&mut self, rank: Rank) {
         let is_late = self.connects_at_first_use();
+        if self.peers[rank as usize].is_open() && !self.peers[rank as usize].is_listening() {
+            self.expect_greeting(rank);
+        }
         let peer = &mut self.peers[rank as usize];
         if peer.take_expected() {
             peer.open();

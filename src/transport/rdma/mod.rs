@@ -59,6 +59,7 @@ mod record;
 mod regions;
 mod ring;
 mod shared;
+mod simulated;
 mod sizes;
 mod transfers;
 
@@ -68,6 +69,7 @@ pub use device::{
 };
 pub use rail::{Rail, Registered};
 pub use record::{RAILS_MAX, SLOT_BYTES};
+pub use simulated::DeviceWorld;
 pub use sizes::{RECEIVES_AT_ONCE, Sizes};
 
 use super::loopback::Loopback;
@@ -97,6 +99,15 @@ const BATCHES_MAX: usize = 8;
 /// up.
 const CONTROL_POLLS: u32 = 1024;
 
+/// What a transport is made of.
+pub struct Parts<D> {
+    /// Rails.
+    pub devices: Vec<D>,
+    pub sizes: Sizes,
+    /// Through which peers are found.
+    pub control: Box<dyn Transport>,
+}
+
 /// A provider over such devices, of one rank.
 pub struct RdmaTransport<D: Device> {
     capabilities: Capabilities,
@@ -114,7 +125,8 @@ pub struct RdmaTransport<D: Device> {
     completions: Vec<D::Completion>,
     random: Prng,
     polls: u32,
-    ready: Arc<OwnedFd>,
+    /// What becomes readable; none in virtual time.
+    ready: Option<Arc<OwnedFd>>,
     is_debugging: bool,
     /// It has said goodbye: only the control transport has still something to do.
     is_leaving: bool,
@@ -127,26 +139,28 @@ impl<D: Device> std::fmt::Debug for RdmaTransport<D> {
 }
 
 impl<D: Device> RdmaTransport<D> {
-    /// The transport of `rank` on these rails, with peers found through `control`.
+    /// The transport of `rank`.
     pub fn new(
         (rank, ranks): (Rank, u32),
-        devices: Vec<D>,
-        sizes: Sizes,
-        control: Box<dyn Transport>,
+        parts: Parts<D>,
         settings: &VerbsSettings,
         is_debugging: bool,
     ) -> Result<RdmaTransport<D>> {
-        let rails: Vec<Rail<D>> = devices.into_iter().map(Rail::new).collect();
-        let WaitSource::Descriptor { ready: inner, .. } = control.wait_source() else {
-            return Err(Error::internal(
-                "RDMA over a control transport without a descriptor",
-            ));
+        let (control, sizes) = (parts.control, parts.sizes);
+        let rails: Vec<Rail<D>> = parts.devices.into_iter().map(Rail::new).collect();
+        let ready = match control.wait_source() {
+            WaitSource::Descriptor { ready: inner, .. } => {
+                let descriptors = rails.iter().flat_map(|rail| rail.device.descriptors());
+                let all = descriptors.chain([inner.as_fd()]);
+                Some(Arc::new(readable_with(all, 0, "completion channels")?))
+            }
+            WaitSource::Virtual => None,
+            _ => {
+                return Err(Error::internal(
+                    "RDMA over a control transport without a descriptor",
+                ));
+            }
         };
-        let descriptors = rails
-            .iter()
-            .flat_map(|rail| rail.device.descriptors())
-            .chain([inner.as_fd()]);
-        let ready = readable_with(descriptors, 0, "completion channels")?;
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).map_err(|e| {
             Error::os(
@@ -185,7 +199,7 @@ impl<D: Device> RdmaTransport<D> {
             completions: vec![blank; COMPLETIONS_AT_ONCE],
             random: Prng::new(u64::from_le_bytes(seed)),
             polls: 0,
-            ready: Arc::new(ready),
+            ready,
             is_debugging,
             is_leaving: false,
         };
@@ -496,7 +510,8 @@ impl<D: Device> RdmaTransport<D> {
 impl<D: Device> Drop for RdmaTransport<D> {
     /// A rank that has not left in good order does what it can of it in a bounded time.
     fn drop(&mut self) {
-        if self.is_leaving {
+        // In virtual time nothing happens while this waits.
+        if self.is_leaving || self.ready.is_none() {
             return;
         }
         let (now, mut events) = (self.shared.now, Vec::new());

@@ -247,11 +247,13 @@ impl<D: Device> Transport for RdmaTransport<D> {
     }
 
     fn wait_source(&self) -> WaitSource {
-        let WaitSource::Descriptor { ring, .. } = self.control.wait_source() else {
-            unreachable!("looked at when this was made")
+        let (WaitSource::Descriptor { ring, .. }, Some(ready)) =
+            (self.control.wait_source(), &self.ready)
+        else {
+            return WaitSource::Virtual;
         };
         WaitSource::Descriptor {
-            ready: self.ready.clone(),
+            ready: Arc::clone(ready),
             ring,
             sleeping: None,
         }

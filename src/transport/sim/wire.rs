@@ -413,7 +413,9 @@ impl State {
     pub(super) fn is_accepted(&self, rank: Rank, peer: Rank, epoch: u32) -> bool {
         let state = &self.ranks[rank as usize];
         let side = state.side(peer);
-        state.is_alive && (side.epoch < epoch || (side.epoch == epoch && side.is_live()))
+        // Of a rank that leaves, the memory of receives may be gone.
+        let is_there = state.is_alive && state.leaving.is_none();
+        is_there && (side.epoch < epoch || (side.epoch == epoch && side.is_live()))
     }
 
     /// Whether both ends of an operation's connection are there.

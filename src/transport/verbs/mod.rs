@@ -26,7 +26,7 @@ pub use fabric::Fabric;
 pub use select::{check, probe};
 
 use super::Transport;
-use super::rdma::{RdmaTransport, Sizes};
+use super::rdma::{Parts, RdmaTransport, Sizes};
 use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::types::Rank;
@@ -49,5 +49,10 @@ pub fn open(
         }
     }
     let of_rank = (rank, ranks);
-    RdmaTransport::new(of_rank, devices, sizes, control, settings, is_debugging)
+    let parts = Parts {
+        devices,
+        sizes,
+        control,
+    };
+    RdmaTransport::new(of_rank, parts, settings, is_debugging)
 }

@@ -51,6 +51,8 @@ pub struct Peer<D: Device> {
     is_dirty: bool,
     /// It may call over the control transport, and has no rings before it does.
     is_expected: bool,
+    /// The control transport has a receive for its next greeting.
+    is_listening: bool,
     /// The caller was told that posts are taken.
     is_told: bool,
     /// It has said that it leaves in good order.
@@ -78,6 +80,7 @@ impl<D: Device> Peer<D> {
             state: PeerState::Idle,
             is_dirty: false,
             is_expected: false,
+            is_listening: false,
             is_told: false,
             is_leaving: false,
             epoch: 0,
@@ -138,6 +141,16 @@ impl<D: Device> Peer<D> {
         self.inbox.set_memory(inbox);
         self.outbox.set_staging(staging);
         Ok(())
+    }
+
+    /// Whether the control transport has taken the receive for its next greeting.
+    pub fn note_listening(&mut self, is_listening: bool) {
+        self.is_listening = is_listening;
+    }
+
+    /// Whether a greeting of it is listened for.
+    pub fn is_listening(&self) -> bool {
+        self.is_listening
     }
 
     /// It may call.
