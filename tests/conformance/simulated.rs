@@ -39,7 +39,7 @@ impl Fabric {
         };
         let of_rank = (rank, self.world.options().ranks);
         let settings = VerbsSettings::default();
-        (devices.transport(of_rank, inner, &settings)).expect("nothing is opened")
+        (devices.transport(of_rank, Box::new(inner), &settings)).expect("nothing is opened")
     }
 
     /// Lets something happen; false: nothing will.
@@ -73,7 +73,7 @@ pub fn run(case: &Case, seed: u64, fault: Option<Fault>) -> Result<(), String> {
     run_on(&fabric, case, fault).map_err(|text| format!("{}, seed {seed}: {text}", case.name))
 }
 
-/// The same over devices that write and read each other's memory.
+/// Runs a case over devices that write and read each other's memory.
 pub fn run_rdma(case: &Case, seed: u64) -> Result<(), String> {
     let quiet = SimOptions::new(case.ranks(), seed);
     // A queue that has failed is given up at a time, which such a clock jumps over.

@@ -50,7 +50,7 @@ pub enum Local<'a, S> {
     One(S),
     /// They are copied when posted: at most [`Queue::inline_bytes_max`].
     Copied(S),
-    /// The same, of memory that is not registered.
+    /// Bytes of memory that is not registered, copied when posted.
     Bytes(&'a [u8]),
 }
 

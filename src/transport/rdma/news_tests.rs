@@ -1,5 +1,5 @@
-//! News of devices, and what a pair of ranks does about them in the middle of a message. They need a
-//! device of libibverbs.
+//! News of devices, and what a pair of ranks does about them in the middle of a message. They need
+//! a device of libibverbs.
 
 use super::{News, RdmaTransport};
 use crate::config::VerbsSettings;

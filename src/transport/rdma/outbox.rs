@@ -383,11 +383,11 @@ impl<D: Device> Outbox<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::verbs::VerbsDevice;
+    use crate::transport::rdma::simulated::SimDevice;
 
     #[test]
     fn without_queue_pairs_records_wait_and_ends_and_places_are_not_posted_again() {
-        let mut outbox = Outbox::<VerbsDevice>::new(4);
+        let mut outbox = Outbox::<SimDevice>::new(4);
         outbox.add(Record::Nothing, View::empty(), Some((5, 8)));
         assert_eq!((outbox.waiting_count(), outbox.is_clear()), (1, false));
         assert!(!outbox.needs_wake_up(), "the record is one");

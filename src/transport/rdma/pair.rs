@@ -248,7 +248,7 @@ impl<D: Device> Pair<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::verbs::VerbsDevice;
+    use crate::transport::rdma::simulated::SimDevice;
 
     #[test]
     fn the_first_cause_is_kept_and_what_was_flushed_is_none() {
@@ -258,7 +258,7 @@ mod tests {
             cause: cause.into(),
             is_consequence: true,
         };
-        let cause = |pair: &Pair<VerbsDevice>| pair.fault.as_ref().map(|fault| fault.cause.clone());
+        let cause = |pair: &Pair<SimDevice>| pair.fault.as_ref().map(|fault| fault.cause.clone());
         pair.note_fault(flushed("flushed"));
         assert_eq!(cause(&pair).as_deref(), Some("flushed"));
         pair.note_fault(Fault::of_rail(0, "retries exceeded"));
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn what_was_under_way_follows_once_and_only_where_it_has_come() {
-        let mut pair = Pair::<VerbsDevice>::new();
+        let mut pair = Pair::<SimDevice>::new();
         for position in [3, 4, 5] {
             pair.keep_unsettled(position, Then::EndTransfer(position));
         }

@@ -27,7 +27,7 @@ pub struct Speeds {
     pub operation_us: f64,
     /// Bits per second of each rank's link.
     pub link: f64,
-    /// The same where nothing limits it but the processors.
+    /// Where nothing limits it but the processors.
     pub unlimited: f64,
     /// Bytes per second that each rank copies.
     pub packing: f64,

@@ -48,7 +48,7 @@ pub struct Point {
     /// What `bench` measured: Gbit/s of each rank's link, and microseconds of an operation.
     pub link_gbps: f64,
     pub operation_us: f64,
-    /// The same without a limit.
+    /// Gbit/s of the link where only processors limit it.
     pub unlimited_gbps: f64,
     /// Gbit/s at which each rank copies, and so packs gradients.
     pub packing_gbps: f64,

@@ -1,0 +1,340 @@
+//! [`SimDevice`]: a device of a [`DeviceWorld`].
+
+use super::state::{Bytes, DeviceWorld, Ended, Known, Line, Own, Piece, Post, Status};
+use crate::config::VerbsSettings;
+use crate::error::Result;
+use crate::kernel;
+use crate::memory::{Region, View};
+use crate::transport::rdma::device::{
+    Completion, Device, Failure, Local, Memory, News, OFFER_BYTES, Offer, Operation, Queue, Segment,
+};
+use crate::transport::rdma::sizes::{RECEIVES_AT_ONCE, Sizes};
+use crate::transport::rdma::{Parts, RdmaTransport};
+use crate::transport::{PortInUse, Transport};
+use crate::types::Rank;
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Bytes that a post may copy.
+const INLINE_BYTES: u32 = 64;
+
+impl DeviceWorld {
+    /// The transport of a rank, which finds its peers through `control`.
+    pub fn transport(
+        &self,
+        of_rank: (Rank, u32),
+        control: Box<dyn Transport>,
+        settings: &VerbsSettings,
+    ) -> Result<Box<dyn Transport>> {
+        let device = SimDevice {
+            world: self.clone(),
+            number: of_rank.0 as usize,
+            name: format!("sim{}", of_rank.0),
+        };
+        let sizes = Sizes::of(settings.slots, of_rank.1.saturating_sub(1));
+        let parts = Parts {
+            devices: vec![device],
+            sizes,
+            control,
+        };
+        let transport = RdmaTransport::new(of_rank, parts, settings, false)?;
+        Ok(Box::new(transport))
+    }
+}
+
+/// A device of a rank.
+#[derive(Debug)]
+pub struct SimDevice {
+    world: DeviceWorld,
+    number: usize,
+    name: String,
+}
+
+/// Memory that a device knows.
+#[derive(Debug)]
+pub struct SimMemory {
+    world: DeviceWorld,
+    key: u32,
+    bytes: usize,
+    _region: Option<Arc<Region>>,
+}
+
+/// A queue to one peer.
+#[derive(Debug)]
+pub struct SimQueue {
+    world: DeviceWorld,
+    number: u32,
+}
+
+/// A post.
+#[derive(Clone, Copy, Debug)]
+pub struct SimRequest<'a> {
+    id: u64,
+    operation: Operation,
+    local: Local<'a, Piece>,
+    is_signaled: bool,
+}
+
+impl Segment for Piece {
+    fn len_bytes(&self) -> u32 {
+        self.bytes
+    }
+}
+
+impl Memory for SimMemory {
+    type Segment = Piece;
+
+    fn remote_key(&self) -> u32 {
+        self.key
+    }
+
+    fn segment(&self, offset: u64, bytes: u64) -> Option<Piece> {
+        let (offset, bytes) = (usize::try_from(offset).ok()?, u32::try_from(bytes).ok()?);
+        let is_inside = offset.checked_add(bytes as usize)? <= self.bytes;
+        is_inside.then_some(Piece {
+            key: self.key,
+            offset,
+            bytes,
+        })
+    }
+}
+
+impl Drop for SimMemory {
+    fn drop(&mut self) {
+        self.world.lock().memories[self.key as usize] = None;
+    }
+}
+
+impl Completion for Ended {
+    fn is_receive(&self) -> bool {
+        self.is_receive
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn queue(&self) -> u32 {
+        self.queue
+    }
+
+    fn is_success(&self) -> bool {
+        self.status == Status::Done
+    }
+
+    fn immediate(&self) -> Option<u32> {
+        self.immediate
+    }
+}
+
+impl Queue for SimQueue {
+    type Segment = Piece;
+    type Request<'a> = SimRequest<'a>;
+
+    const BATCH: usize = 8;
+
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn inline_bytes_max(&self) -> u32 {
+        INLINE_BYTES
+    }
+
+    fn request<'a>(
+        id: u64,
+        operation: Operation,
+        local: Local<'a, Piece>,
+        is_signaled: bool,
+    ) -> SimRequest<'a> {
+        SimRequest {
+            id,
+            operation,
+            local,
+            is_signaled,
+        }
+    }
+
+    fn signal(request: &mut SimRequest<'static>) {
+        request.is_signaled = true;
+    }
+
+    fn post(&self, requests: &[SimRequest<'_>]) -> std::result::Result<(), String> {
+        let mut state = self.world.lock();
+        let at = self.number as usize;
+        for request in requests {
+            let local = match request.local {
+                Local::Empty => Bytes::Copied(Vec::new()),
+                Local::Bytes(bytes) => Bytes::Copied(bytes.to_vec()),
+                Local::One(piece) => Bytes::Registered(piece),
+                Local::Copied(piece) => {
+                    let device = state.queues[at].device;
+                    let Some(Own::At(view)) = state.own_bytes(device, &Bytes::Registered(piece))
+                    else {
+                        return Err("memory that is not registered".into());
+                    };
+                    let mut bytes = vec![0; view.len_bytes()];
+                    kernel::read(view, 0, &mut bytes);
+                    Bytes::Copied(bytes)
+                }
+            };
+            let line = &mut state.queues[at];
+            if line.is_stopped {
+                state.end(at, request.id, Status::Flushed);
+                continue;
+            }
+            line.posts.push_back(Post {
+                id: request.id,
+                operation: request.operation,
+                local,
+                is_signaled: request.is_signaled,
+            });
+            assert!(line.posts.len() <= line.posts_max, "a queue overflows");
+        }
+        Ok(())
+    }
+
+    fn post_receives(&self) -> std::result::Result<(), String> {
+        self.world.lock().queues[self.number as usize].receives += RECEIVES_AT_ONCE;
+        Ok(())
+    }
+
+    fn stop(&self) -> bool {
+        self.world.lock().stop(self.number as usize);
+        true
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        let mut state = self.world.lock();
+        let line = &mut state.queues[self.number as usize];
+        line.is_stopped = true;
+        line.posts.clear();
+        line.receives = 0;
+    }
+}
+
+impl Device for SimDevice {
+    const NAME: &'static str = "rdma";
+
+    type Memory = SimMemory;
+    type Queue = SimQueue;
+    type Completion = Ended;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn port(&self) -> PortInUse {
+        PortInUse {
+            device: self.name.as_str().into(),
+            number: 1,
+            mtu_bytes: 4096,
+            peers_mtu_bytes: None,
+            gid_index: 0,
+            is_ethernet: false,
+            inline_bytes: INLINE_BYTES,
+            queue_pairs: 1,
+        }
+    }
+
+    fn bytes_per_second(&self) -> f64 {
+        0.0
+    }
+
+    fn is_copied_at_fork(&self) -> bool {
+        true
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    fn is_there(&self) -> bool {
+        true
+    }
+
+    fn is_active(&self) -> bool {
+        true
+    }
+
+    fn note_down(&mut self) {}
+
+    fn refresh(&mut self) -> Option<String> {
+        None
+    }
+
+    fn register(&self, view: View, region: Option<&Arc<Region>>, _: bool) -> Result<SimMemory> {
+        let mut state = self.world.lock();
+        let key = state.memories.len() as u32;
+        state.memories.push(Some(Known {
+            view,
+            device: self.number,
+        }));
+        Ok(SimMemory {
+            world: self.world.clone(),
+            key,
+            bytes: view.len_bytes(),
+            _region: region.cloned(),
+        })
+    }
+
+    fn open_queue(&self, sizes: Sizes, _: u32) -> Result<(SimQueue, Offer)> {
+        let mut state = self.world.lock();
+        let number = state.queues.len() as u32;
+        state.queues.push(Line {
+            device: self.number,
+            peer: None,
+            posts: VecDeque::new(),
+            posts_max: sizes.sends as usize,
+            receives: sizes.receives,
+            is_stopped: false,
+        });
+        let mut offer = [0; OFFER_BYTES];
+        offer[..4].copy_from_slice(&number.to_le_bytes());
+        let world = self.world.clone();
+        Ok((SimQueue { world, number }, offer))
+    }
+
+    fn join(
+        &mut self,
+        queue: &SimQueue,
+        _: &Offer,
+        other: &Offer,
+    ) -> std::result::Result<(), String> {
+        let peer = u32::from_le_bytes([other[0], other[1], other[2], other[3]]);
+        let mut state = self.world.lock();
+        if peer as usize >= state.queues.len() {
+            return Err(format!("there is no queue {peer}"));
+        }
+        state.queues[queue.number as usize].peer = Some(peer);
+        Ok(())
+    }
+
+    fn poll(&self, room: &mut [Ended]) -> std::result::Result<usize, String> {
+        let mut state = self.world.lock();
+        let ended = &mut state.ended[self.number];
+        let count = ended.len().min(room.len());
+        for (place, one) in room.iter_mut().zip(ended.drain(..count)) {
+            *place = one;
+        }
+        Ok(count)
+    }
+
+    fn arm(&mut self) {}
+
+    fn explain(&self, ended: &Ended) -> Failure {
+        Failure {
+            cause: format!("{}: queue {}: {:?}", self.name, ended.queue, ended.status),
+            is_refused: ended.status == Status::Refused,
+            is_path: ended.status == Status::Broken,
+            is_consequence: ended.status == Status::Flushed,
+        }
+    }
+
+    fn poll_news(&mut self) -> Option<(News, String)> {
+        None
+    }
+}
