@@ -36,11 +36,8 @@ struct Known {
 /// of them need not look at the accesses to the others.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// The subdivision of the first access to a single block of the whole vector.
-    subdivision: Option<Subdivision>,
-    /// By block of that subdivision, the accesses to exactly this block, in the order of their
-    /// steps.
-    blocks: Vec<Vec<Known>>,
+    /// The accesses to single blocks of the whole vector, by subdivision.
+    divided: Vec<Divided>,
     /// All other accesses, in the order of their steps.
     others: Vec<Known>,
     /// Steps whose completion implies that of all forgotten accesses that are like the range.
@@ -49,6 +46,27 @@ pub(super) struct History {
 
 /// Blocks in all, and how many times the count is subdivided.
 type Subdivision = (u32, u32);
+
+/// The accesses to single blocks of one subdivision.
+#[derive(Clone, Debug)]
+struct Divided {
+    by: Subdivision,
+    /// By block, in the order of their steps.
+    blocks: Vec<Vec<Known>>,
+}
+
+impl Divided {
+    /// The blocks that a range touches: all if it is of another subdivision.
+    fn touched(&self, range: &Range) -> std::ops::Range<usize> {
+        let end = self.blocks.len();
+        match blocks(range) {
+            Some((first, len, by)) if by == self.by => {
+                (first as usize).min(end)..((first + len) as usize).min(end)
+            }
+            _ => 0..end,
+        }
+    }
+}
 
 impl History {
     /// Appends what a new access must wait for, unless that is among `dependencies`; `steps` are
@@ -113,7 +131,11 @@ impl History {
 
     /// Everything before this step has completed when any later access starts.
     pub fn forget_before(&mut self, step: StepId) {
-        for list in self.blocks.iter_mut().chain([&mut self.others]) {
+        let divided = self
+            .divided
+            .iter_mut()
+            .flat_map(|divided| &mut divided.blocks);
+        for list in divided.chain([&mut self.others]) {
             list.retain(|k| k.access.step >= step);
         }
         self.forgotten.retain(|(last, _)| *last >= step);
@@ -148,39 +170,37 @@ impl History {
 
     /// The accesses that may share elements with a range, or be like it.
     fn lists(&self, range: &Range) -> impl Iterator<Item = &Vec<Known>> {
-        let blocks = &self.blocks[self.blocks_of(range)];
-        blocks.iter().chain([&self.others])
+        let divided = self.divided.iter();
+        let touched = divided.flat_map(|divided| &divided.blocks[divided.touched(range)]);
+        touched.chain([&self.others])
     }
 
     fn lists_mut(&mut self, range: &Range) -> impl Iterator<Item = &mut Vec<Known>> {
-        let blocks = self.blocks_of(range);
-        self.blocks[blocks].iter_mut().chain([&mut self.others])
-    }
-
-    /// The blocks that a range touches: all if it is of another subdivision.
-    fn blocks_of(&self, range: &Range) -> std::ops::Range<usize> {
-        let end = self.blocks.len();
-        match blocks(range) {
-            Some((first, len, of)) if Some(of) == self.subdivision => {
-                (first as usize).min(end)..((first + len) as usize).min(end)
-            }
-            _ => 0..end,
-        }
+        let touched = self.divided.iter_mut().flat_map(|divided| {
+            let touched = divided.touched(range);
+            &mut divided.blocks[touched]
+        });
+        touched.chain([&mut self.others])
     }
 
     /// The list to which an access belongs.
     fn list_of(&mut self, range: &Range) -> &mut Vec<Known> {
-        let Some((block, 1, of)) = blocks(range) else {
+        let Some((block, 1, by)) = blocks(range) else {
             return &mut self.others;
         };
-        if *self.subdivision.get_or_insert(of) != of {
-            return &mut self.others;
+        let at = match self.divided.iter().position(|divided| divided.by == by) {
+            Some(at) => at,
+            None => {
+                let blocks = Vec::new();
+                self.divided.push(Divided { by, blocks });
+                self.divided.len() - 1
+            }
+        };
+        let (blocks, block) = (&mut self.divided[at].blocks, block as usize);
+        if blocks.len() <= block {
+            blocks.resize_with(block + 1, Vec::new);
         }
-        let block = block as usize;
-        if self.blocks.len() <= block {
-            self.blocks.resize_with(block + 1, Vec::new);
-        }
-        &mut self.blocks[block]
+        &mut blocks[block]
     }
 }
 
