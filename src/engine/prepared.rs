@@ -108,13 +108,13 @@ pub enum Place {
     Mail(Rank, crate::schedule::Lane),
 }
 
-/// What a copy or a reduction reads and writes.
-#[derive(Clone, Debug, Default)]
-pub struct Operands {
-    /// In the order in which they are combined.
-    pub sources: Vec<Place>,
-    /// All places that get the result.
-    pub destinations: Vec<Place>,
+/// What a step reads and writes, in [`Prepared::places`]: the sources, in the order in which they
+/// are combined, are `first .. middle`, and all places that get the result `middle .. end`.
+#[derive(Clone, Copy, Debug)]
+struct Operands {
+    first: u32,
+    middle: u32,
+    end: u32,
 }
 
 /// A schedule ready to run any number of times.
@@ -153,8 +153,10 @@ pub struct Prepared {
     pub(super) successors: Vec<Successor>,
     /// Every range of every step; a span has the number of its range.
     pub(super) ranges: Vec<Range>,
-    /// Per step, the places that it reads and writes.
-    pub(super) operands: Vec<Operands>,
+    /// The places that steps read and write.
+    places: Vec<Place>,
+    /// Per step.
+    operands: Vec<Operands>,
     /// Per step, the steps that its end releases where steps are whole.
     pub(super) followers: Vec<Followers>,
     /// How a round with whole steps begins: a step waits until all steps that it depends on have
@@ -187,6 +189,7 @@ impl Prepared {
             edges: Vec::new(),
             successors: Vec::new(),
             ranges: Vec::new(),
+            places: Vec::new(),
             operands: Vec::new(),
             followers: Vec::new(),
             schedule,
@@ -199,10 +202,12 @@ impl Prepared {
         let mut all = std::mem::take(&mut self.schedule.steps);
         let (rank, name) = (self.schedule.rank, self.schedule.name);
         let mut firsts = Vec::with_capacity(all.len());
+        self.steps.reserve_exact(all.len());
+        self.operands.reserve_exact(all.len());
         for (id, step) in (0..).zip(&all) {
             firsts.push(self.ranges.len() as u32);
             (step.action).for_each_local_range(|range, _| self.ranges.push(*range));
-            let operands = self.operands_of(&step.action, rank, firsts[id as usize]);
+            let operands = self.add_operands(&step.action, rank, firsts[id as usize]);
             self.operands.push(operands);
             let edges = self.edges.len() as u32;
             assert!(
@@ -260,10 +265,10 @@ impl Prepared {
         });
     }
 
-    /// The operands of an action; none for signals, waits and messages. This rank's memory is
+    /// Adds the operands of an action; none for signals, waits and messages. This rank's memory is
     /// local, also where the action names this rank as a peer.
-    fn operands_of(&mut self, action: &Action, rank: Rank, first: u32) -> Operands {
-        let ranges = &mut self.ranges;
+    fn add_operands(&mut self, action: &Action, rank: Rank, first: u32) -> Operands {
+        let (ranges, places) = (&mut self.ranges, &mut self.places);
         let mut at = |peer: Rank, range: &Range| {
             let span = number(ranges, first, range);
             match peer == rank {
@@ -271,30 +276,33 @@ impl Prepared {
                 false => Place::Peer(peer, range.buffer, span),
             }
         };
-        let (sources, destinations) = match action {
+        let first = places.len() as u32;
+        let mut middle = first + 1;
+        match action {
             Action::Copy {
                 source,
                 destination,
                 ..
-            } => (vec![at(rank, source)], vec![at(rank, destination)]),
+            } => places.extend([at(rank, source), at(rank, destination)]),
             Action::Get {
                 peer,
                 source,
                 destination,
-            } => (vec![at(*peer, source)], vec![at(rank, destination)]),
+            } => places.extend([at(*peer, source), at(rank, destination)]),
             Action::Put {
                 peer,
                 source,
                 destination,
-            } => (vec![at(rank, source)], vec![at(*peer, destination)]),
+            } => places.extend([at(rank, source), at(*peer, destination)]),
             Action::Reduce {
                 sources,
                 destination,
                 ..
-            } => (
-                sources.iter().map(|range| at(rank, range)).collect(),
-                vec![at(rank, destination)],
-            ),
+            } => {
+                places.extend(sources.iter().map(|range| at(rank, range)));
+                middle = places.len() as u32;
+                places.push(at(rank, destination));
+            }
             Action::ReduceFrom {
                 sources,
                 destinations,
@@ -305,34 +313,52 @@ impl Prepared {
                     Operand::Peer(peer, range) => at(*peer, range),
                     Operand::Mail(peer, lane) => Place::Mail(*peer, *lane),
                 };
-                (
-                    sources.iter().map(&mut place).collect(),
-                    destinations.iter().map(&mut place).collect(),
-                )
+                places.extend(sources.iter().map(&mut place));
+                middle = places.len() as u32;
+                places.extend(destinations.iter().map(&mut place));
             }
-            _ => return Operands::default(),
-        };
+            _ => middle = first,
+        }
         Operands {
-            sources,
-            destinations,
+            first,
+            middle,
+            end: places.len() as u32,
         }
     }
 
+    /// What a copy or a reduction reads, in the order in which it is combined, and all places that
+    /// get the result.
+    pub fn operands_of(&self, step: StepId) -> (&[Place], &[Place]) {
+        let Operands { first, middle, end } = self.operands[step as usize];
+        let all = &self.places[first as usize..end as usize];
+        all.split_at((middle - first) as usize)
+    }
+
     fn add_successors(&mut self, all: &[Step]) {
-        let mut successors = vec![Vec::new(); self.steps.len()];
+        // How many successors each step has; then where they begin, and end where they begin.
+        for dependency in all.iter().flat_map(|step| &step.dependencies) {
+            self.steps[dependency.step as usize].successors.1 += 1;
+        }
+        let mut end = 0;
+        for step in &mut self.steps {
+            let first = end;
+            end += step.successors.1;
+            step.successors = (first, first);
+        }
+        let none = Successor {
+            step: NONE,
+            is_overlap: false,
+        };
+        self.successors = vec![none; end as usize];
         for (id, step) in (0..).zip(all) {
             for dependency in &step.dependencies {
-                let is_overlap = dependency.overlap.is_some();
-                successors[dependency.step as usize].push(Successor {
+                let end = &mut self.steps[dependency.step as usize].successors.1;
+                self.successors[*end as usize] = Successor {
                     step: id,
-                    is_overlap,
-                });
+                    is_overlap: dependency.overlap.is_some(),
+                };
+                *end += 1;
             }
-        }
-        for (step, successors) in self.steps.iter_mut().zip(successors) {
-            let first = self.successors.len() as u32;
-            self.successors.extend(successors);
-            step.successors = (first, self.successors.len() as u32);
         }
     }
 
@@ -379,6 +405,7 @@ fn reaches_a_peer(step: &Step) -> bool {
 /// starting. `holds`: whether a dependency keeps its step from starting.
 fn start(schedule: &Schedule, holds: impl Fn(&Dependency) -> bool) -> Start {
     let mut start = Start::default();
+    start.states.reserve_exact(schedule.steps.len());
     for (id, step) in (0..).zip(&schedule.steps) {
         let held = step.dependencies.iter().filter(|d| holds(d)).count();
         let mut state = StepState {

@@ -6,7 +6,7 @@
 
 use super::arguments::{Arguments, RoundCall, signature_of};
 use super::chunk_ring::{ChunkRing, RING_CHUNKS};
-use super::prepared::{Operands, Place, Prepared, PreparedStep, StepKind, padded};
+use super::prepared::{Place, Prepared, PreparedStep, StepKind, padded};
 use super::progress::Progress;
 use super::signature::Signature;
 use super::step_state::NONE;
@@ -265,6 +265,7 @@ impl Program {
         self.peers.clear();
         self.has_counts = false;
         let prepared = self.prepared.clone();
+        self.steps.reserve_exact(prepared.steps.len());
         let actions = prepared.schedule.steps.iter().map(|step| &step.action);
         for ((id, step), action) in (0..).zip(&prepared.steps).zip(actions) {
             let what = self.resolve_step(progress, (id, step, action), ranks);
@@ -359,10 +360,7 @@ impl Program {
     ) -> Option<Compute> {
         let prepared = self.prepared.clone();
         let work = self.work_of(self.action(id), ranks, false)?;
-        let Operands {
-            sources,
-            destinations,
-        } = &prepared.operands[id as usize];
+        let (sources, destinations) = prepared.operands_of(id);
         let len = progress.span(step.span).len;
         // Steps that reach buffers decide for each piece whether to use streaming stores.
         let is_long = len << self.shift > AT_ONCE_BYTES_MAX as u64;

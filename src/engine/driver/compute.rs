@@ -3,7 +3,7 @@
 use super::{Driver, Ran};
 use crate::engine::links::Links;
 use crate::engine::memory::Memory;
-use crate::engine::prepared::{Operands, Place};
+use crate::engine::prepared::Place;
 use crate::engine::program::{PIECE_BYTES, Program};
 use crate::engine::round::Round;
 use crate::engine::streaming::Streaming;
@@ -88,8 +88,8 @@ impl Driver {
     /// under a lock, so all their reads came before this question.) Windows belong to no caller and
     /// are not taken back.
     fn has_withdrawn(&self, program: &Program, step: StepId) -> bool {
-        let operands = &program.prepared.operands[step as usize];
-        let mut places = operands.sources.iter().chain(&operands.destinations);
+        let (sources, destinations) = program.prepared.operands_of(step);
+        let mut places = sources.iter().chain(destinations);
         places.any(|place| match *place {
             Place::Peer(peer, buffer, _) => {
                 !program.is_window(buffer) && self.links.transport.has_withdrawn(peer)
@@ -115,11 +115,7 @@ impl Driver {
             progress,
             ..
         } = round;
-        let prepared = &program.prepared;
-        let Operands {
-            sources,
-            destinations,
-        } = &prepared.operands[step as usize];
+        let (sources, destinations) = program.prepared.operands_of(step);
         self.sources.clear();
         self.destinations.clear();
         let mut got = want;

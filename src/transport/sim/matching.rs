@@ -2,17 +2,15 @@
 //!
 //! A *stream* is one (peer, epoch of the connection, tag). A message enters its stream when it is
 //! sent, so the order of sending is known however the wire reorders; it can match once it has
-//! arrived and everything before it has matched. A stream without messages and receives does not
-//! exist.
+//! arrived and everything before it has matched.
 //!
-//! Streams are kept in order: one peer may have thousands, each of a thousand peers may have one,
-//! and the end of a connection looks at those of that connection only.
+//! Each peer has a list of messages and one of receives, in the order of their streams and inside a
+//! stream as sent or posted. The tags of a collective's messages rise, so what comes next is nearly
+//! always near the front.
 
 use crate::memory::View;
 use crate::types::Rank;
 use std::collections::VecDeque;
-use std::collections::btree_map::{BTreeMap, Entry};
-use std::ops::RangeInclusive;
 
 /// One connection with one peer: what a disconnect ends as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,56 +29,102 @@ pub(super) struct Receive {
 /// A message of type `M` and the receive that it met.
 pub(super) type Match<M> = (M, Receive);
 
+/// A stream of one peer: epoch and tag.
+type StreamId = (u32, u64);
+
+/// What belongs to the streams of one peer, in order.
 #[derive(Debug)]
-struct Stream<M> {
-    /// In the order sent, with whether each has arrived.
-    messages: VecDeque<(M, bool)>,
-    /// In the order posted.
-    receives: VecDeque<Receive>,
-}
+struct Queue<T>(VecDeque<(StreamId, T)>);
 
-impl<M> Stream<M> {
-    const EMPTY: Stream<M> = Stream {
-        messages: VecDeque::new(),
-        receives: VecDeque::new(),
-    };
+impl<T> Queue<T> {
+    const EMPTY: Queue<T> = Queue(VecDeque::new());
 
-    fn is_empty(&self) -> bool {
-        self.messages.is_empty() && self.receives.is_empty()
+    /// How many entries belong before one of this stream: those of the streams before it, and with
+    /// `behind` those of this stream, too. It looks from the front.
+    fn before(&self, id: StreamId, behind: bool) -> usize {
+        let is_before = |other: StreamId| other < id || (behind && other == id);
+        let mut end = 1;
+        while end <= self.0.len() && is_before(self.0[end - 1].0) {
+            end *= 2;
+        }
+        let mut first = end / 2;
+        end = end.min(self.0.len());
+        while first < end {
+            let middle = (first + end) / 2;
+            match is_before(self.0[middle].0) {
+                true => first = middle + 1,
+                false => end = middle,
+            }
+        }
+        first
+    }
+
+    /// The first entry of a stream, and its place.
+    fn first(&self, id: StreamId) -> Option<(usize, &T)> {
+        let at = self.before(id, false);
+        let (of, entry) = self.0.get(at)?;
+        (*of == id).then_some((at, entry))
+    }
+
+    fn push(&mut self, id: StreamId, entry: T) {
+        if self.0.is_empty() {
+            // Nearly always the only one where a rank has a thousand peers.
+            self.0.reserve_exact(1);
+        }
+        self.0.insert(self.before(id, true), (id, entry));
+    }
+
+    fn remove(&mut self, at: usize) -> Option<T> {
+        Some(self.0.remove(at)?.1)
     }
 }
 
-/// Names a stream: peer, epoch, tag.
-type StreamId = (Rank, u32, u64);
-
-fn id(channel: Channel, tag: u64) -> StreamId {
-    (channel.peer, channel.epoch, tag)
+/// What is unmatched of one peer.
+#[derive(Debug)]
+struct Unmatched<M> {
+    /// With whether each has arrived.
+    messages: Queue<(M, bool)>,
+    receives: Queue<Receive>,
 }
 
 /// What is unmatched at one rank.
 #[derive(Debug)]
 pub(super) struct Matcher<M> {
-    streams: BTreeMap<StreamId, Stream<M>>,
+    /// By peer; those at the end that never had anything may be missing.
+    peers: Vec<Unmatched<M>>,
 }
 
 impl<M: Copy + PartialEq> Matcher<M> {
     pub(super) fn new() -> Matcher<M> {
-        let streams = BTreeMap::new();
-        Matcher { streams }
+        let peers = Vec::new();
+        Matcher { peers }
+    }
+
+    fn of(&mut self, peer: Rank) -> &mut Unmatched<M> {
+        let peer = peer as usize;
+        if self.peers.len() <= peer {
+            self.peers.resize_with(peer + 1, || Unmatched {
+                messages: Queue::EMPTY,
+                receives: Queue::EMPTY,
+            });
+        }
+        &mut self.peers[peer]
     }
 
     /// A message has left its sender.
     pub(super) fn handle_sent(&mut self, channel: Channel, tag: u64, message: M) {
-        let stream = self.streams.entry(id(channel, tag));
-        let messages = &mut stream.or_insert(Stream::EMPTY).messages;
-        messages.push_back((message, false));
+        let messages = &mut self.of(channel.peer).messages;
+        messages.push((channel.epoch, tag), (message, false));
     }
 
     /// The message is here. It stays unmatched until [`Matcher::poll_match`] says otherwise.
     pub(super) fn handle_arrival(&mut self, channel: Channel, tag: u64, message: M) {
+        let messages = &mut self.of(channel.peer).messages;
+        let id = (channel.epoch, tag);
+        let mut of_stream = messages.0.range_mut(messages.before(id, false)..);
         // At most messages_per_peer entries; nearly always the first.
-        if let Some(stream) = self.streams.get_mut(&id(channel, tag))
-            && let Some(entry) = stream.messages.iter_mut().find(|e| e.0 == message)
+        if let Some((_, entry)) = of_stream.find(|(of, entry)| *of != id || entry.0 == message)
+            && entry.0 == message
         {
             entry.1 = true;
         }
@@ -88,46 +132,26 @@ impl<M: Copy + PartialEq> Matcher<M> {
 
     /// A receive was posted.
     pub(super) fn handle_receive(&mut self, channel: Channel, tag: u64, receive: Receive) {
-        let stream = self.streams.entry(id(channel, tag));
-        let receives = &mut stream.or_insert(Stream::EMPTY).receives;
-        if receives.is_empty() {
-            // Nearly always the only one, and there may be a million such streams.
-            receives.reserve_exact(1);
-        }
-        receives.push_back(receive);
+        let receives = &mut self.of(channel.peer).receives;
+        receives.push((channel.epoch, tag), receive);
     }
 
     /// The next match of a stream, if its oldest message has arrived and a receive waits.
     pub(super) fn poll_match(&mut self, channel: Channel, tag: u64) -> Option<Match<M>> {
-        let Entry::Occupied(mut entry) = self.streams.entry(id(channel, tag)) else {
+        let (unmatched, id) = (self.of(channel.peer), (channel.epoch, tag));
+        let (message_at, &(message, true)) = unmatched.messages.first(id)? else {
             return None;
         };
-        let stream = entry.get_mut();
-        let &(message, true) = stream.messages.front()? else {
-            return None;
-        };
-        let receive = stream.receives.pop_front()?;
-        stream.messages.pop_front();
-        if stream.is_empty() {
-            entry.remove();
-        }
-        Some((message, receive))
+        let (receive_at, _) = unmatched.receives.first(id)?;
+        unmatched.messages.remove(message_at);
+        Some((message, unmatched.receives.remove(receive_at)?))
     }
 
     /// Takes a receive back.
     pub(super) fn cancel(&mut self, peer: Rank, token: u64) -> Option<Receive> {
-        let of_peer = (peer, 0, 0)..=(peer, u32::MAX, u64::MAX);
-        let is_it = |r: &Receive| r.token == token;
-        let mut streams = self.streams.range_mut(of_peer);
-        let (id, stream, at) = streams.find_map(|(id, stream)| {
-            let at = stream.receives.iter().position(is_it)?;
-            Some((*id, stream, at))
-        })?;
-        let found = stream.receives.remove(at);
-        if stream.is_empty() {
-            self.streams.remove(&id);
-        }
-        found
+        let receives = &mut self.of(peer).receives;
+        let at = (receives.0.iter()).position(|(_, receive)| receive.token == token)?;
+        receives.remove(at)
     }
 
     /// Takes a connection out: its receives, and its messages but for those at the head of each
@@ -138,30 +162,31 @@ impl<M: Copy + PartialEq> Matcher<M> {
         mut is_kept: impl FnMut(M) -> bool,
     ) -> (Vec<M>, Vec<Receive>) {
         let (mut messages, mut receives) = (Vec::new(), Vec::new());
-        let mut ended = Vec::new();
-        for (id, stream) in self.streams.range_mut(streams_of(channel)) {
-            let is_last = |&(message, is_here): &(M, bool)| !(is_here && is_kept(message));
-            let kept = stream.messages.iter().position(is_last);
-            let kept = kept.unwrap_or(stream.messages.len());
-            messages.extend(stream.messages.drain(kept..).map(|(message, _)| message));
-            receives.extend(stream.receives.drain(..));
-            ended.extend(stream.is_empty().then_some(*id));
-        }
-        for id in &ended {
-            self.streams.remove(id);
-        }
+        let unmatched = self.of(channel.peer);
+        // The last stream of which a message was taken.
+        let mut ended = None;
+        unmatched.messages.0.retain(|&(id, (message, is_here))| {
+            if id.0 != channel.epoch || (ended != Some(id) && is_here && is_kept(message)) {
+                return true;
+            }
+            ended = Some(id);
+            messages.push(message);
+            false
+        });
+        unmatched.receives.0.retain(|(id, receive)| {
+            let is_other = id.0 != channel.epoch;
+            receives.extend((!is_other).then_some(*receive));
+            is_other
+        });
         (messages, receives)
     }
 
     /// Whether the oldest message of this stream is here: a receive matches it at once.
     pub(super) fn has_arrived(&self, channel: Channel, tag: u64) -> bool {
-        let stream = self.streams.get(&id(channel, tag));
-        stream.is_some_and(|stream| matches!(stream.messages.front(), Some((_, true))))
+        let unmatched = self.peers.get(channel.peer as usize);
+        let first = unmatched.and_then(|of| of.messages.first((channel.epoch, tag)));
+        matches!(first, Some((_, (_, true))))
     }
-}
-
-fn streams_of(channel: Channel) -> RangeInclusive<StreamId> {
-    id(channel, 0)..=id(channel, u64::MAX)
 }
 
 #[cfg(test)]
@@ -170,8 +195,10 @@ mod tests {
 
     const A: Channel = Channel { peer: 1, epoch: 1 };
 
-    fn streams<M>(matcher: &Matcher<M>) -> usize {
-        matcher.streams.len()
+    /// How many messages and receives are left.
+    fn left<M>(matcher: &Matcher<M>) -> usize {
+        let left = |of: &Unmatched<M>| of.messages.0.len() + of.receives.0.len();
+        matcher.peers.iter().map(left).sum()
     }
 
     fn receive(token: u64) -> Receive {
@@ -199,7 +226,7 @@ mod tests {
             matcher.poll_match(A, 7).map(|m| (m.0, m.1.token)),
             Some(("second", 2))
         );
-        assert_eq!(streams(&matcher), 0, "nothing is left behind");
+        assert_eq!(left(&matcher), 0, "nothing is left behind");
     }
 
     #[test]
@@ -249,6 +276,28 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_is_found_wherever_its_tag_is() {
+        // Every number of streams up to 20, added from both ends inwards.
+        for count in 0..20u64 {
+            let mut matcher = Matcher::new();
+            for place in (0..count).map(|n| if n % 2 == 0 { n / 2 } else { count - 1 - n / 2 }) {
+                matcher.handle_receive(A, 2 * place + 1, receive(place));
+                matcher.handle_sent(A, 2 * place + 1, place);
+                matcher.handle_arrival(A, 2 * place + 1, place);
+            }
+            assert_eq!(left(&matcher), 2 * count as usize);
+            for place in 0..=count {
+                assert!(matcher.poll_match(A, 2 * place).is_none());
+            }
+            for place in (0..count).rev() {
+                let met = matcher.poll_match(A, 2 * place + 1);
+                assert_eq!(met.map(|m| (m.0, m.1.token)), Some((place, place)));
+            }
+            assert_eq!(left(&matcher), 0);
+        }
+    }
+
+    #[test]
     fn a_connection_is_taken_out_as_a_whole() {
         let mut matcher = Matcher::new();
         matcher.handle_receive(A, 7, receive(1));
@@ -256,6 +305,6 @@ mod tests {
         matcher.handle_receive(Channel { peer: 1, epoch: 2 }, 7, receive(3));
         let (messages, receives) = matcher.take(A, |_| false);
         assert_eq!((messages, receives.len()), (vec!["message"], 1));
-        assert_eq!(streams(&matcher), 1, "the other connection is untouched");
+        assert_eq!(left(&matcher), 1, "the other connection is untouched");
     }
 }

@@ -188,7 +188,10 @@ impl Transport for SimTransport {
             return;
         };
         let own = state.rank(self.rank);
-        events.append(&mut own.inbox);
+        match events.is_empty() {
+            true => std::mem::swap(events, &mut own.inbox),
+            false => events.append(&mut own.inbox),
+        }
         for mapping in own.stale_mappings.drain(..) {
             own.mappings.remove(&mapping);
         }

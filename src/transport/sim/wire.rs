@@ -186,7 +186,6 @@ impl State {
             if self.is_accepted(peer, rank, epoch) {
                 let channel = Channel { peer: rank, epoch };
                 self.rank(peer).matcher.handle_arrival(channel, tag, id);
-                self.mark_ready(peer);
                 self.match_stream(peer, channel, tag, true);
                 if tells_arrival(tag) && self.rank(peer).matcher.has_arrived(channel, tag) {
                     self.report(peer, Event::Unmatched(rank, tag));
