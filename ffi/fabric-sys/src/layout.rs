@@ -2,8 +2,7 @@
 //! time, and with the headers in a test where headers are installed.
 //!
 //! The numbers are those of 64-bit processors, and of the structures whose symbols `library.rs`
-//! looks up. Later headers have longer ones, with these at their
-//! beginning.
+//! looks up. Later headers have longer ones, with these at their beginning.
 
 /// `struct of bytes { member: offset, .. }`: asserts them, and lists them for the test.
 macro_rules! layouts {
@@ -21,15 +20,11 @@ macro_rules! layouts {
         };
 
         #[cfg(all(test, target_pointer_width = "64"))]
-        const LAYOUTS: &[Layout] = &[
+        const LAYOUTS: &[compare::Layout] = &[
             $((stringify!($name), $bytes, &[$((stringify!($member), $offset),)*]),)*
         ];
     };
 }
-
-/// A structure, its size, its members and their offsets.
-#[cfg(all(test, target_pointer_width = "64"))]
-type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
 
 #[rustfmt::skip]
 layouts! {
@@ -152,78 +147,29 @@ layouts! {
 }
 
 #[cfg(all(test, target_pointer_width = "64"))]
-mod tests {
-    use super::LAYOUTS;
-    use std::fmt::Write;
-    use std::process::Command;
+#[path = "../../layouts.rs"]
+mod compare;
 
-    /// A program that prints the lines that `LAYOUTS` says.
-    fn program() -> (String, String) {
-        let mut source = String::from("#include <stdio.h>\n");
-        for header in [
-            "fabric",
-            "fi_domain",
-            "fi_endpoint",
-            "fi_eq",
-            "fi_cm",
-            "fi_rma",
-        ] {
-            writeln!(source, "#include <rdma/{header}.h>").unwrap();
-        }
-        // Structures of later headers have more members at their ends.
-        source.push_str("#define IS_LATER (FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION > 17)\n");
-        source.push_str("int main(void) {\n");
-        let mut expected = String::new();
-        for (name, bytes, members) in LAYOUTS {
-            writeln!(
-                source,
-                "printf(\"{name} %zu\\n\", IS_LATER ? {bytes} : sizeof(struct {name}));"
-            )
-            .unwrap();
-            writeln!(expected, "{name} {bytes}").unwrap();
-            for (member, offset) in *members {
-                // A keyword of Rust has an underscore in the bindings.
-                let in_c = member.trim_end_matches('_');
-                writeln!(
-                    source,
-                    "printf(\"{name}.{member} %zu\\n\", offsetof(struct {name}, {in_c}));"
-                )
-                .unwrap();
-                writeln!(expected, "{name}.{member} {offset}").unwrap();
-            }
-        }
-        source.push_str("return 0; }\n");
-        (source, expected)
-    }
-
-    #[test]
-    fn the_headers_of_this_machine_have_these_layouts() {
-        if !std::path::Path::new("/usr/include/rdma/fabric.h").exists() {
-            eprintln!("skipped: no rdma/fabric.h (Debian: apt-get install libfabric-dev)");
-            return;
-        }
-        let folder =
-            std::env::temp_dir().join(format!("linerate-fabric-layout-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let (source, expected) = program();
-        let (file, program) = (folder.join("layout.c"), folder.join("layout"));
-        std::fs::write(&file, source).unwrap();
-        let built = Command::new("cc")
-            .arg(&file)
-            .arg("-o")
-            .arg(&program)
-            .output();
-        let printed = match &built {
-            Ok(built) if built.status.success() => Some(Command::new(&program).output().unwrap()),
-            _ => None,
-        };
-        std::fs::remove_dir_all(&folder).unwrap();
-        let Some(printed) = printed else {
-            match built {
-                Err(e) => return eprintln!("skipped: no C compiler: {e}"),
-                Ok(built) => panic!("{}", String::from_utf8_lossy(&built.stderr)),
-            }
-        };
-        assert_eq!(String::from_utf8(printed.stdout).unwrap(), expected);
-    }
+#[cfg(all(test, target_pointer_width = "64"))]
+#[test]
+fn the_headers_of_this_machine_have_these_layouts() {
+    let headers = [
+        "fabric",
+        "fi_domain",
+        "fi_endpoint",
+        "fi_eq",
+        "fi_cm",
+        "fi_rma",
+    ];
+    let mut head: String = headers
+        .map(|name| format!("#include <rdma/{name}.h>\n"))
+        .concat();
+    // Structures of later headers have more members at their ends.
+    head += "#define IS_LATER (FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION > 17)\n";
+    compare::compare(
+        ("/usr/include/rdma/fabric.h", "libfabric-dev"),
+        &head,
+        LAYOUTS,
+        |(name, bytes, _)| format!("IS_LATER ? {bytes} : sizeof(struct {name})"),
+    );
 }

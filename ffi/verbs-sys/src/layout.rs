@@ -20,15 +20,11 @@ macro_rules! layouts {
         };
 
         #[cfg(all(test, target_arch = "x86_64"))]
-        const LAYOUTS: &[Layout] = &[
+        const LAYOUTS: &[compare::Layout] = &[
             $((stringify!($name), $bytes, &[$((stringify!($member), $offset),)*]),)*
         ];
     };
 }
-
-/// A structure, its size, its members and their offsets.
-#[cfg(all(test, target_arch = "x86_64"))]
-type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
 
 #[rustfmt::skip]
 layouts! {
@@ -133,60 +129,16 @@ const _: () = assert!(size_of::<crate::Segment>() == size_of::<crate::bindings::
 const _: () = assert!(size_of::<crate::Completion>() == size_of::<crate::bindings::ibv_wc>());
 
 #[cfg(all(test, target_arch = "x86_64"))]
-mod tests {
-    use super::LAYOUTS;
-    use std::fmt::Write;
-    use std::process::Command;
+#[path = "../../layouts.rs"]
+mod compare;
 
-    /// A program that prints the lines that `LAYOUTS` says.
-    fn program() -> (String, String) {
-        let mut source =
-            String::from("#include <infiniband/verbs.h>\n#include <stdio.h>\nint main(void) {\n");
-        let mut expected = String::new();
-        for (name, bytes, members) in LAYOUTS {
-            writeln!(source, "printf(\"{name} %zu\\n\", sizeof(struct {name}));").unwrap();
-            writeln!(expected, "{name} {bytes}").unwrap();
-            for (member, offset) in *members {
-                writeln!(
-                    source,
-                    "printf(\"{name}.{member} %zu\\n\", offsetof(struct {name}, {member}));"
-                )
-                .unwrap();
-                writeln!(expected, "{name}.{member} {offset}").unwrap();
-            }
-        }
-        source.push_str("return 0; }\n");
-        (source, expected)
-    }
-
-    #[test]
-    fn the_headers_of_this_machine_have_these_layouts() {
-        if !std::path::Path::new("/usr/include/infiniband/verbs.h").exists() {
-            eprintln!("skipped: no infiniband/verbs.h (Debian: apt-get install libibverbs-dev)");
-            return;
-        }
-        let folder =
-            std::env::temp_dir().join(format!("linerate-verbs-layout-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let (source, expected) = program();
-        let (file, program) = (folder.join("layout.c"), folder.join("layout"));
-        std::fs::write(&file, source).unwrap();
-        let built = Command::new("cc")
-            .arg(&file)
-            .arg("-o")
-            .arg(&program)
-            .output();
-        let printed = match &built {
-            Ok(built) if built.status.success() => Some(Command::new(&program).output().unwrap()),
-            _ => None,
-        };
-        std::fs::remove_dir_all(&folder).unwrap();
-        let Some(printed) = printed else {
-            match built {
-                Err(e) => return eprintln!("skipped: no C compiler: {e}"),
-                Ok(built) => panic!("{}", String::from_utf8_lossy(&built.stderr)),
-            }
-        };
-        assert_eq!(String::from_utf8(printed.stdout).unwrap(), expected);
-    }
+#[cfg(all(test, target_arch = "x86_64"))]
+#[test]
+fn the_headers_of_this_machine_have_these_layouts() {
+    compare::compare(
+        ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+        "#include <infiniband/verbs.h>",
+        LAYOUTS,
+        |(name, ..)| format!("sizeof(struct {name})"),
+    );
 }

@@ -50,36 +50,50 @@ impl<D: Device> RdmaTransport<D> {
         if is_slow {
             self.control.poll_slow(now, &mut events);
         }
-        self.control.poll(now, &mut events);
-        for event in events.drain(..) {
-            match event {
-                Event::Connected(peer) if peer != self.shared.rank => self.handle_reachable(peer),
-                Event::PeerFailed(peer, cause) => {
-                    // What had come is looked at first.
-                    self.end_links(peer);
-                    let generation = self.peers[peer as usize].pair().generation();
-                    let cause = generation.explain(&cause);
-                    self.fail(peer, &cause);
-                }
-                Event::PeerLeft(peer, word) => {
-                    self.end_links(peer);
-                    let known = &self.peers[peer as usize];
-                    let generation = known.pair().generation();
-                    match generation.trouble.is_some() && !known.is_leaving() {
-                        // Most likely it has given up.
-                        true => {
-                            let cause = generation.explain("it has left");
-                            self.fail(peer, &cause);
-                        }
-                        false => self.end(peer, Event::PeerLeft(peer, word)),
+        // A peer that is gone may have said more than the one greeting that was waited for.
+        let mut gone = Vec::new();
+        loop {
+            self.control.poll(now, &mut events);
+            if events.is_empty() {
+                break;
+            }
+            for event in events.drain(..) {
+                match event {
+                    Event::Connected(peer) if peer != self.shared.rank => {
+                        self.handle_reachable(peer);
                     }
+                    Event::PeerFailed(..) | Event::PeerLeft(..) => gone.push(event),
+                    Event::Completion(end) if end.token != SEND_TOKEN => self.handle_letter(end),
+                    _ => {}
                 }
-                Event::Completion(end) if end.token != SEND_TOKEN => self.handle_letter(end),
-                _ => {}
             }
         }
+        gone.into_iter().for_each(|event| self.handle_gone(event));
         self.control_events = events;
         self.send_letters();
+    }
+
+    /// The control transport says that a peer has failed or left.
+    fn handle_gone(&mut self, event: Event) {
+        let (Event::PeerFailed(peer, _) | Event::PeerLeft(peer, _)) = event else {
+            return;
+        };
+        // What had come is looked at first.
+        self.end_links(peer);
+        let known = &self.peers[peer as usize];
+        let generation = known.pair().generation();
+        match event {
+            Event::PeerFailed(_, cause) => {
+                let cause = generation.explain(&cause);
+                self.fail(peer, &cause);
+            }
+            // Most likely it has given up.
+            Event::PeerLeft(..) if generation.trouble.is_some() && !known.is_leaving() => {
+                let cause = generation.explain("it has left");
+                self.fail(peer, &cause);
+            }
+            left => self.end(peer, left),
+        }
     }
 
     /// Lets the last letters and the goodbye of the control transport go. What it hears begins

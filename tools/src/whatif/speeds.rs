@@ -8,17 +8,18 @@ use std::time::Instant;
 
 /// Below this a network is slow: little is measured of it, as each step takes seconds.
 pub const SLOW_GBIT: f64 = 1.0;
+/// Bytes of the short allreduce.
+const SHORT_BYTES: u64 = 8;
 /// Bytes of the long allreduce over a slow network; over others it is as long as the flush that the
 /// average byte is in, within these bounds.
 const SLOW_BYTES: u64 = 16 << 20;
 const LONG_BYTES: (u64, u64) = (1 << 20, 64 << 20);
+/// How often the long allreduce runs: over a slow network, and over others.
+const SLOW_TIMES: &str = " -n 3 -w 1";
+const LONG_TIMES: &str = " -n 20";
 /// Bytes that a rank packs to find out how fast it does: more than caches hold.
 const PACKED_BYTES: usize = 128 << 20;
 const PACKED_TIMES: u32 = 5;
-/// Bytes of the short one.
-const SHORT_BYTES: u64 = 8;
-/// How often the long one runs, but over slow networks.
-const LONG: &str = " -n 20";
 /// Share of its limit that a link reaches unless processors are too slow.
 const REACHED: f64 = 0.9;
 
@@ -41,8 +42,8 @@ impl Speeds {
         let bytes = ((squares / all) as u64).clamp(LONG_BYTES.0, LONG_BYTES.1);
         let short = allreduce_seconds(place, SHORT_BYTES, "")?;
         let link = match place.gbit < SLOW_GBIT {
-            true => bits_per_second(place, SLOW_BYTES, " -n 3 -w 1", short)?,
-            false => bits_per_second(place, bytes, LONG, short)?,
+            true => bits_per_second(place, SLOW_BYTES, SLOW_TIMES, short)?,
+            false => bits_per_second(place, bytes, LONG_TIMES, short)?,
         };
         // A link that does not reach its limit is limited by the processors.
         let unlimited = match link >= REACHED * place.gbit * 1e9 {
@@ -54,7 +55,7 @@ impl Speeds {
                     gbit: f64::INFINITY,
                     hosts: None,
                 };
-                bits_per_second(&place, bytes, LONG, short)?
+                bits_per_second(&place, bytes, LONG_TIMES, short)?
             }
         };
         Ok(Speeds {
