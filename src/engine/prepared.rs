@@ -108,13 +108,14 @@ pub enum Place {
     Mail(Rank, crate::schedule::Lane),
 }
 
-/// What a step reads and writes, in [`Prepared::places`]: the sources, in the order in which they
-/// are combined, are `first .. middle`, and all places that get the result `middle .. end`.
-#[derive(Clone, Copy, Debug)]
+/// What steps read and write.
+#[derive(Debug, Default)]
 struct Operands {
-    first: u32,
-    middle: u32,
-    end: u32,
+    /// Those of all steps.
+    places: Vec<Place>,
+    /// Per step, three of these: the sources, in the order in which they are combined, lie between
+    /// the first two, and all places that get the result between the last two.
+    bounds: Vec<[u32; 3]>,
 }
 
 /// A schedule ready to run any number of times.
@@ -153,10 +154,7 @@ pub struct Prepared {
     pub(super) successors: Vec<Successor>,
     /// Every range of every step; a span has the number of its range.
     pub(super) ranges: Vec<Range>,
-    /// The places that steps read and write.
-    places: Vec<Place>,
-    /// Per step.
-    operands: Vec<Operands>,
+    operands: Operands,
     /// Per step, the steps that its end releases where steps are whole.
     pub(super) followers: Vec<Followers>,
     /// How a round with whole steps begins: a step waits until all steps that it depends on have
@@ -189,8 +187,7 @@ impl Prepared {
             edges: Vec::new(),
             successors: Vec::new(),
             ranges: Vec::new(),
-            places: Vec::new(),
-            operands: Vec::new(),
+            operands: Operands::default(),
             followers: Vec::new(),
             schedule,
         };
@@ -203,12 +200,11 @@ impl Prepared {
         let (rank, name) = (self.schedule.rank, self.schedule.name);
         let mut firsts = Vec::with_capacity(all.len());
         self.steps.reserve_exact(all.len());
-        self.operands.reserve_exact(all.len());
+        self.operands.bounds.reserve_exact(all.len());
         for (id, step) in (0..).zip(&all) {
             firsts.push(self.ranges.len() as u32);
             (step.action).for_each_local_range(|range, _| self.ranges.push(*range));
-            let operands = self.add_operands(&step.action, rank, firsts[id as usize]);
-            self.operands.push(operands);
+            self.add_operands(&step.action, rank, firsts[id as usize]);
             let edges = self.edges.len() as u32;
             assert!(
                 step.join == Join::All && step.trigger == Trigger::None,
@@ -267,8 +263,8 @@ impl Prepared {
 
     /// Adds the operands of an action; none for signals, waits and messages. This rank's memory is
     /// local, also where the action names this rank as a peer.
-    fn add_operands(&mut self, action: &Action, rank: Rank, first: u32) -> Operands {
-        let (ranges, places) = (&mut self.ranges, &mut self.places);
+    fn add_operands(&mut self, action: &Action, rank: Rank, first: u32) {
+        let (ranges, places) = (&mut self.ranges, &mut self.operands.places);
         let mut at = |peer: Rank, range: &Range| {
             let span = number(ranges, first, range);
             match peer == rank {
@@ -319,23 +315,21 @@ impl Prepared {
             }
             _ => middle = first,
         }
-        Operands {
-            first,
-            middle,
-            end: places.len() as u32,
-        }
+        let end = places.len() as u32;
+        self.operands.bounds.push([first, middle, end]);
     }
 
     /// What a copy or a reduction reads, in the order in which it is combined, and all places that
     /// get the result.
     pub fn operands_of(&self, step: StepId) -> (&[Place], &[Place]) {
-        let Operands { first, middle, end } = self.operands[step as usize];
-        let all = &self.places[first as usize..end as usize];
-        all.split_at((middle - first) as usize)
+        let bounds = self.operands.bounds[step as usize];
+        let [first, middle, end] = bounds.map(|bound| bound as usize);
+        let places = &self.operands.places;
+        (&places[first..middle], &places[middle..end])
     }
 
     fn add_successors(&mut self, all: &[Step]) {
-        // How many successors each step has; then where they begin, and end where they begin.
+        // First only their number; then where they begin, with an end that grows as they are added.
         for dependency in all.iter().flat_map(|step| &step.dependencies) {
             self.steps[dependency.step as usize].successors.1 += 1;
         }

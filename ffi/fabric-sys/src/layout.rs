@@ -20,7 +20,7 @@ macro_rules! layouts {
         };
 
         #[cfg(all(test, target_pointer_width = "64"))]
-        const LAYOUTS: &[compare::Layout] = &[
+        const LAYOUTS: &[headers::Layout] = &[
             $((stringify!($name), $bytes, &[$((stringify!($member), $offset),)*]),)*
         ];
     };
@@ -148,7 +148,7 @@ layouts! {
 
 #[cfg(all(test, target_pointer_width = "64"))]
 #[path = "../../layouts.rs"]
-mod compare;
+mod headers;
 
 #[cfg(all(test, target_pointer_width = "64"))]
 #[test]
@@ -166,7 +166,7 @@ fn the_headers_of_this_machine_have_these_layouts() {
         .concat();
     // Structures of later headers have more members at their ends.
     head += "#define IS_LATER (FI_MAJOR_VERSION > 1 || FI_MINOR_VERSION > 17)\n";
-    compare::compare(
+    headers::compare(
         ("/usr/include/rdma/fabric.h", "libfabric-dev"),
         &head,
         LAYOUTS,

@@ -20,7 +20,7 @@ macro_rules! layouts {
         };
 
         #[cfg(all(test, target_arch = "x86_64"))]
-        const LAYOUTS: &[compare::Layout] = &[
+        const LAYOUTS: &[headers::Layout] = &[
             $((stringify!($name), $bytes, &[$((stringify!($member), $offset),)*]),)*
         ];
     };
@@ -130,12 +130,12 @@ const _: () = assert!(size_of::<crate::Completion>() == size_of::<crate::binding
 
 #[cfg(all(test, target_arch = "x86_64"))]
 #[path = "../../layouts.rs"]
-mod compare;
+mod headers;
 
 #[cfg(all(test, target_arch = "x86_64"))]
 #[test]
 fn the_headers_of_this_machine_have_these_layouts() {
-    compare::compare(
+    headers::compare(
         ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
         "#include <infiniband/verbs.h>",
         LAYOUTS,

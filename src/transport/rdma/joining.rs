@@ -50,13 +50,12 @@ impl<D: Device> RdmaTransport<D> {
         if is_slow {
             self.control.poll_slow(now, &mut events);
         }
-        // A peer that is gone may have said more than the one greeting that was waited for.
         let mut gone = Vec::new();
-        loop {
+        // A peer that is gone may have said more than the one greeting that was waited for, but no
+        // more than fits into the control transport.
+        for _ in 0..=URGENT_MESSAGES {
             self.control.poll(now, &mut events);
-            if events.is_empty() {
-                break;
-            }
+            let has_more = !events.is_empty();
             for event in events.drain(..) {
                 match event {
                     Event::Connected(peer) if peer != self.shared.rank => {
@@ -66,6 +65,9 @@ impl<D: Device> RdmaTransport<D> {
                     Event::Completion(end) if end.token != SEND_TOKEN => self.handle_letter(end),
                     _ => {}
                 }
+            }
+            if gone.is_empty() || !has_more {
+                break;
             }
         }
         gone.into_iter().for_each(|event| self.handle_gone(event));
