@@ -46,8 +46,12 @@ fn check_clause(clause: u32) {
         let seeds = 0..if is_simulated { SEEDS } else { 0 };
         let runs = seeds.clone().map(|seed| simulated::run(&case, seed, None));
         failures.extend(runs.filter_map(Result::err).take(1));
-        let runs = seeds.map(|seed| simulated::run_rdma(&case, seed));
-        failures.extend(runs.filter_map(Result::err).take(1));
+        for is_ordered in [true, false] {
+            let runs = seeds
+                .clone()
+                .map(|seed| simulated::run_rdma(&case, seed, is_ordered));
+            failures.extend(runs.filter_map(Result::err).take(1));
+        }
         for provider in processes::providers() {
             failures.extend(processes::run(provider, case.name).err());
         }

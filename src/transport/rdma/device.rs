@@ -156,6 +156,8 @@ pub enum News {
 pub trait Device: Debug + Send + Sized + 'static {
     /// The name of the transport.
     const NAME: &'static str;
+    /// Whether what is posted to a queue is done, and completes, in order.
+    const IS_ORDERED: bool;
 
     type Memory: Memory<Segment = <Self::Queue as Queue>::Segment>;
     type Queue: Queue;

@@ -15,9 +15,9 @@ use crate::transport::credits::Counts;
 /// Bytes of the longest greeting.
 pub const GREETING_BYTES_MAX: usize = 20 + CONTROL_BYTES;
 const RAIL_BYTES: usize = 8 + OFFER_BYTES;
-const _: () = assert!(48 + RAILS_MAX * RAIL_BYTES <= GREETING_BYTES_MAX);
+const _: () = assert!(52 + RAILS_MAX * RAIL_BYTES <= GREETING_BYTES_MAX);
 /// Changes with the meaning of anything that two ranks exchange.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// One half of a queue, and how the peer reaches the ring over its rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub struct Proposal {
     /// The ring that the peer writes into.
     pub ring_address: u64,
     pub slots: u32,
+    /// The number by which this side knows the other one.
+    pub number: u32,
     /// By rail; none where this side cannot use it (now).
     pub rails: Vec<Option<RailOffer>>,
 }
@@ -78,6 +80,7 @@ impl Greeting {
                     .for_each(|m| out.extend(m.to_le_bytes()));
                 out.extend(p.ring_address.to_le_bytes());
                 out.extend(p.slots.to_le_bytes());
+                out.extend(p.number.to_le_bytes());
                 for rail in &p.rails {
                     emit_rail(rail.as_ref(), &mut out);
                 }
@@ -124,6 +127,7 @@ impl Greeting {
                 },
                 ring_address: rest.long()?,
                 slots: rest.number()?,
+                number: rest.number()?,
                 rails: (0..rails)
                     .map(|_| parse_rail(&mut rest))
                     .collect::<Result<_, _>>()?,
@@ -194,6 +198,7 @@ mod tests {
             },
             ring_address: 0x7f00_0000_1000,
             slots: 64,
+            number: 4095,
             rails: vec![Some(rail), None],
         }
     }

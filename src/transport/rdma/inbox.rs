@@ -43,15 +43,42 @@ impl<D: Device> Inbox<D> {
         Some((memory.address(), memory.keys()))
     }
 
-    /// Something has come, and takes this position.
+    /// The record of the position with these low bits has come.
     #[inline]
-    pub fn receive(&mut self) -> u64 {
-        self.ring.receive()
+    pub fn arrive(&mut self, low_bits: u32) -> Result<(), String> {
+        self.ring.arrive(low_bits)
     }
 
-    /// Positions that have come.
+    /// The next position, if its record has come, to be done now.
+    #[inline]
+    pub fn take_next(&mut self) -> Option<u64> {
+        self.ring.take_next()
+    }
+
+    /// What has come early is posted again.
+    pub fn forget_early(&mut self) {
+        self.ring.forget_early();
+    }
+
+    /// Positions that were done.
     pub fn received(&self) -> u64 {
         self.ring.received()
+    }
+
+    /// Of these, positions that the peer may be told of as consumed.
+    pub fn consumed(&self) -> u64 {
+        self.ring.consumed()
+    }
+
+    /// The put at this position has named no region: the peer is told so before it is told that the
+    /// position was consumed.
+    pub fn hold_back(&mut self, position: u64) {
+        self.ring.hold_back(position);
+    }
+
+    /// The peer knows of the first such put.
+    pub fn let_go(&mut self) {
+        self.ring.let_go();
     }
 
     /// The slot of a position.
@@ -61,18 +88,23 @@ impl<D: Device> Inbox<D> {
         (memory.view()).part(self.ring.slot(position) * SLOT_BYTES, SLOT_BYTES)
     }
 
-    /// Whether the peer should hear what was consumed now.
+    /// Whether half of the ring was not told.
     #[inline]
     pub fn is_due(&self) -> bool {
-        self.ring.is_due(self.is_awaited)
+        self.ring.is_due()
+    }
+
+    /// Whether the peer waits to hear what was consumed.
+    #[inline]
+    pub fn is_asked(&self) -> bool {
+        self.is_awaited && self.ring.untold() > 0
     }
 
     /// Low bits of the positions that were consumed, which the peer is being told of.
     #[inline]
     pub fn tell(&mut self) -> u32 {
-        self.ring.note_told();
         self.is_awaited = false;
-        self.ring.low_bits()
+        self.ring.tell()
     }
 
     /// The peer waits to hear that a position was consumed, and the next slow look is early enough.

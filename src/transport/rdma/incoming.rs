@@ -1,8 +1,11 @@
-//! [`IncomingMessages`]: long messages that one peer writes here, by the numbers that it gave them.
+//! [`IncomingMessages`]: long messages that one peer writes here, and [`IncomingPuts`]: its long
+//! puts, by the numbers that it gave them. Both end when all their pieces have come, in whatever
+//! order.
 
 use super::device::Device;
 use super::rail::Registered;
 use super::record::Record;
+use crate::transport::transfers::TRANSFERS_MAX;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,6 +20,11 @@ pub struct Incoming<D: Device> {
     pub place: Option<Arc<Registered<D>>>,
     /// Where its first byte is in that memory.
     pub offset: u64,
+    /// In how many pieces it comes, and how many of them are missing.
+    pub pieces: u32,
+    pub missing: u32,
+    /// The sender knows where it goes.
+    pub is_told: bool,
 }
 
 /// See the module.
@@ -37,17 +45,46 @@ impl<D: Device> IncomingMessages<D> {
         self.0.is_empty()
     }
 
-    /// The numbers of all.
-    pub fn transfers(&self) -> Vec<u32> {
-        self.0.keys().copied().collect()
-    }
-
     pub fn insert(&mut self, transfer: u32, incoming: Incoming<D>) {
         self.0.insert(transfer, incoming);
     }
 
-    pub fn take(&mut self, transfer: u32) -> Option<Incoming<D>> {
-        self.0.remove(&transfer)
+    /// A piece has come; the message, if that was the last one. `None`: there is no such message.
+    pub fn count(&mut self, transfer: u32) -> Option<Option<Incoming<D>>> {
+        let incoming = self.0.get_mut(&transfer)?;
+        incoming.missing = incoming.missing.saturating_sub(1);
+        match incoming.missing {
+            0 => Some(self.0.remove(&transfer)),
+            _ => Some(None),
+        }
+    }
+
+    /// The queues are no more: all pieces of what has not ended come again.
+    pub fn begin_again(&mut self) {
+        for incoming in self.0.values_mut() {
+            incoming.missing = incoming.pieces;
+        }
+    }
+
+    /// The sender knows where this message goes.
+    pub fn note_told(&mut self, transfer: u32) {
+        if let Some(incoming) = self.0.get_mut(&transfer) {
+            incoming.is_told = true;
+        }
+    }
+
+    /// The sender asks where this message goes.
+    pub fn forget_told(&mut self, transfer: u32) {
+        if let Some(incoming) = self.0.get_mut(&transfer) {
+            incoming.is_told = false;
+            incoming.missing = incoming.pieces;
+        }
+    }
+
+    /// The messages of which the sender does not know where they go.
+    pub fn untold(&self) -> Vec<u32> {
+        let untold = self.0.iter().filter(|(_, incoming)| !incoming.is_told);
+        untold.map(|(&transfer, _)| transfer).collect()
     }
 
     /// Whether the receive with this token has met a message.
@@ -85,4 +122,69 @@ impl<D: Device> IncomingMessages<D> {
 
 fn is_for<D: Device>(incoming: &Incoming<D>, token: u64) -> bool {
     incoming.place.is_some() && incoming.token == token
+}
+
+/// Long puts of one peer that have not come whole.
+#[derive(Debug, Default)]
+pub struct IncomingPuts(BTreeMap<u32, Put>);
+
+/// How much of a put has come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Put {
+    /// In how many pieces it comes, once that is known: the first may come before the peer's word.
+    pieces: Option<u32>,
+    come: u32,
+}
+
+impl IncomingPuts {
+    /// A piece has come; whether it was the last one.
+    pub fn count(&mut self, transfer: u32) -> Result<bool, String> {
+        if self.0.len() >= 2 * TRANSFERS_MAX {
+            return Err(String::from("it writes more transfers than it may have"));
+        }
+        self.0.entry(transfer).or_default().come += 1;
+        self.end(transfer)
+    }
+
+    /// A put comes in this many pieces; whether all have come.
+    pub fn begin(&mut self, transfer: u32, pieces: u32) -> Result<bool, String> {
+        let put = self.0.entry(transfer).or_default();
+        if pieces == 0 || put.pieces.replace(pieces).is_some() {
+            return Err(format!(
+                "it began put {transfer} of {pieces} pieces wrongly"
+            ));
+        }
+        self.end(transfer)
+    }
+
+    /// A put comes once more from the start.
+    pub fn begin_again(&mut self, transfer: u32, pieces: u32) {
+        let pieces = Some(pieces);
+        self.0.insert(transfer, Put { pieces, come: 0 });
+    }
+
+    /// A put comes no more.
+    pub fn forget(&mut self, transfer: u32) {
+        self.0.remove(&transfer);
+    }
+
+    /// The queues are no more: all pieces of what has not ended come again.
+    pub fn begin_all_again(&mut self) {
+        self.0.retain(|_, put| put.pieces.is_some());
+        self.0.values_mut().for_each(|put| put.come = 0);
+    }
+
+    fn end(&mut self, transfer: u32) -> Result<bool, String> {
+        let put = self.0[&transfer];
+        match put.pieces {
+            Some(pieces) if put.come > pieces => {
+                Err(format!("put {transfer} has more than its {pieces} pieces"))
+            }
+            Some(pieces) if put.come == pieces => {
+                self.0.remove(&transfer);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
 }

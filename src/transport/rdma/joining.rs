@@ -283,7 +283,7 @@ impl<D: Device> RdmaTransport<D> {
         if !peer.is_open() {
             return;
         }
-        if let Err(error) = peer.make_rings(&self.shared) {
+        if let Err(error) = peer.make_rings(&mut self.shared) {
             return self.fail(rank, &error.to_string());
         }
         if !self.joining.contains(&rank) {
@@ -306,6 +306,7 @@ impl<D: Device> RdmaTransport<D> {
             had,
             ring_address: ring.map_or(0, |(address, _)| address),
             slots: self.shared.sizes.slots,
+            number: peer.number().unwrap_or_default(),
             rails,
         };
         self.write_letter(rank, Greeting::Propose(proposal));
@@ -392,7 +393,7 @@ impl<D: Device> RdmaTransport<D> {
         }
         let peer = &mut self.peers[rank as usize];
         let address = proposal.ring_address;
-        let has_lead = peer.join(Target { address, keys });
+        let has_lead = peer.join(Target { address, keys }, proposal.number);
         let generation = peer.pair_mut().generation_mut();
         if !has_lead {
             return generation.handle_apart(now, &cause);

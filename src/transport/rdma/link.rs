@@ -15,24 +15,13 @@ const WORDS_PER_SIGNAL: u64 = 8;
 /// while the wire is still busy with those behind it: 64 KiB take 5 us at 100 Gbit/s.
 const TOLD_BYTES_MIN: u64 = 64 << 10;
 
-/// What follows from the confirmation of a post.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
-    Nothing,
-    /// A short put has arrived.
-    Complete {
-        token: u64,
-        bytes: u64,
-    },
-    /// The last bytes of a long transfer have arrived.
-    EndTransfer(u64),
-}
-
 /// What a post was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// This position of the ring.
-    Position(u64, Then),
+    /// A post from which nothing follows.
+    Nothing,
+    /// A record, in this slot.
+    Record(usize),
     /// A piece of a long transfer.
     Piece {
         transfer: u64,
@@ -41,21 +30,15 @@ pub enum What {
     },
     /// A word without a position, which is not written again.
     Word { token: u64, bytes: u64 },
-    /// Counters, which later counters replace.
-    Told,
-    /// The news that the put with this position, the low bits, named no region.
-    BadPut(u32),
-    /// A short get; short gets end in order.
-    Get,
-    /// A post from which nothing follows.
-    Nothing,
+    /// A short get, by its number.
+    Get(u64),
 }
 
 impl What {
     /// Whether it counts among the pieces, for which places are kept.
     #[inline]
     fn is_piece(self) -> bool {
-        matches!(self, What::Piece { .. } | What::Get)
+        matches!(self, What::Piece { .. } | What::Get(_))
     }
 }
 
@@ -92,6 +75,8 @@ pub struct Link<D: Device> {
     /// Posts up to the last one that makes a completion, and up to the last one that has made it.
     told: u64,
     ended: u64,
+    /// Posts that have not made their completion, of a device without order.
+    open: usize,
     /// It is in the error state.
     is_stopped: bool,
 }
@@ -128,6 +113,7 @@ impl<D: Device> Link<D> {
             taken: 0,
             told: 0,
             ended: 0,
+            open: 0,
             is_stopped: false,
         }
     }
@@ -156,7 +142,11 @@ impl<D: Device> Link<D> {
         // This writes nothing. It has the room of what was queued; words always leave some.
         self.queued.clear();
         let place = Place::default();
-        let posted = self.post_now(Operation::Write(place, None), (Local::Empty, 0), What::Told);
+        let posted = self.post_now(
+            Operation::Write(place, None),
+            (Local::Empty, 0),
+            What::Nothing,
+        );
         posted.is_ok()
     }
 
@@ -168,11 +158,15 @@ impl<D: Device> Link<D> {
     /// A post has ended without having arrived, as far as is known.
     pub fn note_failed(&mut self, id: u64) {
         self.ended = id + 1;
+        self.open = self.open.saturating_sub(1);
     }
 
     /// Whether everything has ended, after [`Link::stop`]: no completion is to come.
     pub fn is_over(&self) -> bool {
-        self.taken >= self.receives && self.ended >= self.told
+        match D::IS_ORDERED {
+            true => self.taken >= self.receives && self.ended >= self.told,
+            false => self.open == 0,
+        }
     }
 
     /// Whether another post finds room.
@@ -195,7 +189,8 @@ impl<D: Device> Link<D> {
         debug_assert!(self.has_room());
         let bytes = local.map_or(0, |segment| u64::from(segment.len_bytes()));
         self.since_signal += 1;
-        let is_signaled = self.since_signal >= self.signal_every || bytes >= TOLD_BYTES_MIN;
+        let is_signaled =
+            !D::IS_ORDERED || self.since_signal >= self.signal_every || bytes >= TOLD_BYTES_MIN;
         if is_signaled {
             self.since_signal = 0;
         }
@@ -203,9 +198,15 @@ impl<D: Device> Link<D> {
         self.next_id += 1;
         let local = self.local(operation, local);
         (self.queued).push(D::Queue::request(id, operation, local, is_signaled));
-        self.outstanding_bytes += bytes;
-        self.pieces += u32::from(what.is_piece());
-        self.sent.push_back(Sent { id, what, bytes });
+        self.note_under_way(Sent { id, what, bytes });
+    }
+
+    #[inline]
+    fn note_under_way(&mut self, sent: Sent) {
+        self.open += 1;
+        self.outstanding_bytes += sent.bytes;
+        self.pieces += u32::from(sent.what.is_piece());
+        self.sent.push_back(sent);
     }
 
     /// Posts an operation with this many bytes at once, where nothing is queued, and notes it while
@@ -220,8 +221,9 @@ impl<D: Device> Link<D> {
         debug_assert!(self.has_room() && self.queued.is_empty());
         let id = self.next_id;
         self.since_signal += 1;
-        let is_signaled =
-            !matches!(what, What::Word { .. }) || self.since_signal >= WORDS_PER_SIGNAL;
+        let is_signaled = !D::IS_ORDERED
+            || !matches!(what, What::Word { .. })
+            || self.since_signal >= WORDS_PER_SIGNAL;
         if is_signaled {
             self.since_signal = 0;
         }
@@ -231,9 +233,7 @@ impl<D: Device> Link<D> {
         if is_signaled {
             self.told = self.next_id;
         }
-        self.outstanding_bytes += bytes;
-        self.pieces += u32::from(what.is_piece());
-        self.sent.push_back(Sent { id, what, bytes });
+        self.note_under_way(Sent { id, what, bytes });
         posted
     }
 
@@ -282,15 +282,24 @@ impl<D: Device> Link<D> {
         posted.map(|()| doorbells)
     }
 
-    /// Everything up to this post has arrived: takes out the first of it.
+    /// This post has arrived, and on a device with order all before it: takes out the first.
     #[inline]
     pub fn pop_arrived(&mut self, id: u64) -> Option<What> {
-        self.ended = id + 1;
-        let first = self.sent.front().filter(|sent| sent.id <= id)?;
-        let (what, bytes) = (first.what, first.bytes);
-        self.sent.pop_front();
-        self.note_gone(what, bytes);
-        Some(what)
+        let sent = match D::IS_ORDERED {
+            true => {
+                self.ended = id + 1;
+                self.sent.front().filter(|sent| sent.id <= id)?;
+                self.sent.pop_front()?
+            }
+            false => {
+                let at = self.sent.partition_point(|sent| sent.id < id);
+                self.sent.get(at).filter(|sent| sent.id == id)?;
+                self.open -= 1;
+                self.sent.remove(at)?
+            }
+        };
+        self.note_gone(sent.what, sent.bytes);
+        Some(sent.what)
     }
 
     /// The post with this number, if it is under way.
@@ -312,28 +321,6 @@ impl<D: Device> Link<D> {
     pub fn end(self) -> Vec<What> {
         drop(self.queue);
         self.sent.into_iter().map(|sent| sent.what).collect()
-    }
-
-    /// Takes out what follows from positions below this one: the peer says that they have come.
-    pub fn take_confirmed(&mut self, received: u64, confirmed: &mut Vec<(u64, Then)>) {
-        for sent in &mut self.sent {
-            if let What::Position(position, then) = &mut sent.what
-                && *position < received
-            {
-                confirmed.push((*position, std::mem::replace(then, Then::Nothing)));
-            }
-        }
-    }
-
-    /// Nothing follows from this position any more.
-    pub fn forget(&mut self, position: u64) {
-        for sent in &mut self.sent {
-            if let What::Position(at, then) = &mut sent.what
-                && *at == position
-            {
-                *then = Then::Nothing;
-            }
-        }
     }
 
     /// Posts that are not known to have arrived.

@@ -3,17 +3,20 @@
 //!
 //! * Short messages, announcements and signals are *records* in a ring of slots in the receiver's
 //!   memory (`record.rs`), written with immediate data, so that each takes a receive of its queue
-//!   and wakes a sleeper. Credits see to it that every such write finds a receive and a free slot
-//!   (`ring.rs`). Receive queues are not shared among peers: a shared one has too few places for
-//!   many peers, and some devices have none.
-//! * A long message is offered in a record, and the receiver grants a place in registered memory.
-//!   The sender writes straight there, in pieces, and the last piece carries the end. It leaves
-//!   when a read behind the pieces of each other rail has shown that they are visible. Nothing is
+//!   and wakes a sleeper. The 32 bits say from whom it is, and its position. Credits see to it that
+//!   every such write finds a receive and a free slot (`ring.rs`). Receive queues are not shared
+//!   among peers: a shared one has too few places for many peers, and some devices have none.
+//! * Devices may do what is posted in any order, and so may the lines of one write be seen. Only
+//!   the 32 bits come after all bytes of their own write. So records are done in the order of their
+//!   positions, and a long transfer ends when all its pieces have come.
+//! * A long message is offered in a record, which says in how many pieces it comes, and the
+//!   receiver grants a place in registered memory. The sender writes straight there. Nothing is
 //!   copied. Memory that is not registered is registered for the one receive.
-//! * Puts are writes and gets are reads; short gets leave with the call that posts them
-//!   (`gets.rs`). A put of at most a flag line goes as a record and is copied by the owner: a
-//!   device may write a line in parts, and may make a write visible before an earlier one. On
-//!   request words are plain writes, of which the owner hears nothing.
+//! * Long puts are announced and written in pieces; the owner says when all have come. A put of at
+//!   most [`INLINE_BYTES_MAX`](crate::limits::INLINE_BYTES_MAX) goes as a record and is copied by
+//!   the owner: who finds a stamp must also find what was put before it. On request words are plain
+//!   writes, of which the owner hears nothing, where the device keeps its order.
+//! * Gets are reads; short ones leave with the call that posts them (`gets.rs`).
 //! * Atomic operations are records too, and done by the owner's processor (`peer/asking.rs`).
 //! * Pieces go over the rail with the least under way (`../pieces.rs`); records over one of them,
 //!   the *lead*.
@@ -24,9 +27,9 @@
 //!   the next *generation* (`generation.rs`, `joining.rs`). What had come is never written again.
 //!   The rest is, after the other side has said that its old queues are gone. A rail that comes
 //!   back begins a generation too.
-//! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail;
-//!   one in sixteen, and the last, makes a completion. A post that finds nothing before it leaves
-//!   with its call.
+//! * Posts are linked and handed over by [`Transport::poll`], with one doorbell per peer and rail.
+//!   Where devices keep their order, one in sixteen, and the last, makes a completion; else all do.
+//!   A post that finds nothing before it leaves with its call.
 //! * A receive whose memory is taken back while it may be written costs a generation: only the end
 //!   of the queue stops the peer's device at once. So does memory that is taken back while it is
 //!   sent.
@@ -86,7 +89,8 @@ use crate::types::Rank;
 use greeting::{GREETING_BYTES_MAX, Greeting};
 use pair::Fault;
 use peer::Peer;
-use shared::{Counts, Shared};
+use record::Immediate;
+use shared::{Counts, Numbers, Shared};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -168,15 +172,12 @@ impl<D: Device> RdmaTransport<D> {
                 std::io::Error::other(e.to_string()),
             )
         })?;
-        let landing = (rails.len() > 1)
-            .then(|| shared::page(&rails))
-            .transpose()?;
         let blank = D::Completion::default();
         let mut transport = RdmaTransport {
             capabilities: capabilities(&rails, settings),
             control,
             control_events: Vec::new(),
-            peers: (0..ranks).map(|p| Peer::new(p, sizes.slots)).collect(),
+            peers: (0..ranks).map(|p| Peer::new(p, sizes.ring)).collect(),
             shared: Shared {
                 rank,
                 settings: settings.clone(),
@@ -186,7 +187,7 @@ impl<D: Device> RdmaTransport<D> {
                 ends: Ends::default(),
                 dirty: Vec::new(),
                 bounces: Vec::new(),
-                landing,
+                numbers: Numbers::default(),
                 now: Default::default(),
                 counts: Counts::default(),
                 until_break: settings.break_after,
@@ -288,8 +289,14 @@ impl<D: Device> RdmaTransport<D> {
             peer.note_fault(Fault::of_rail(at, &cause), &mut self.shared);
         }
         peer.pair_mut().generation_mut().handle_proof();
-        let bits = completion.immediate().unwrap_or_default();
-        if let Err(text) = peer.handle_immediate(bits, &mut self.shared) {
+        let (number, what) = Immediate::parse(completion.immediate().unwrap_or_default());
+        let result = match self.shared.numbers.rank(number) == Some(rank) {
+            true => peer.handle_immediate(what, &mut self.shared),
+            false => Err(format!(
+                "it writes with number {number}, which is not its own"
+            )),
+        };
+        if let Err(text) = result {
             peer.pair_mut().note_offence(text);
             peer.mark(&mut self.shared);
         }
@@ -500,8 +507,8 @@ impl<D: Device> RdmaTransport<D> {
             let peer = &self.peers[rank as usize];
             if peer.is_open() && !peer.pair().is_unused() {
                 self.end_links(rank);
-                let received = self.peers[rank as usize].inbox().received();
-                self.write_letter(rank, Greeting::Leaving(received));
+                let consumed = self.peers[rank as usize].inbox().consumed();
+                self.write_letter(rank, Greeting::Leaving(consumed));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::device::{Device, Place};
 use super::rail::{Registered, SegmentOf};
-use super::record::{HEADER_BYTES, Record, SLOT_BYTES, TOLD_AT, Told, VALUE_MASK};
+use super::record::{HEADER_BYTES, Record, SLOT_BYTES, TOLD_AT, Told};
 use super::regions::Target;
 use super::ring::SendRing;
 use crate::kernel;
@@ -11,33 +11,29 @@ use crate::transport::PostError;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Token and length of a put that is complete when the peer has copied it.
-pub type CopiedPut = Option<(u64, u64)>;
+/// What follows when a record is consumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About {
+    Nothing,
+    /// The put with this token and length has been copied.
+    Put {
+        token: u64,
+        bytes: u64,
+    },
+    /// The peer knows of the first of its puts that named no region.
+    BadPut,
+    /// The peer knows where this message goes, as long as its receive lasts.
+    Grant(u32),
+    /// The peer knows that this put has come.
+    PutDone(u32),
+}
 
 /// What the sender knows of a position of the peer's ring.
 #[derive(Clone, Copy, Debug)]
-pub enum Entry {
-    /// A record of this many bytes in the slot.
-    Record {
-        bytes: u32,
-        /// It grants a place that may end before the peer reads the record.
-        is_grant: bool,
-        put: CopiedPut,
-    },
-    /// A put of this many bytes, which are in the slot; the token until it has arrived.
-    Put {
-        bytes: u32,
-        target: Target,
-        token: Option<u64>,
-    },
-    /// The last bytes of a transfer, or none.
-    End {
-        transfer: u64,
-        offset: u64,
-        bytes: u64,
-    },
-    /// What had this position is not needed any more.
-    Nothing,
+struct Entry {
+    /// Of the record in the slot.
+    bytes: u32,
+    about: About,
 }
 
 /// A record that waits for a position.
@@ -45,11 +41,8 @@ pub enum Entry {
 struct Waiting {
     record: Record,
     payload: Vec<u8>,
-    put: CopiedPut,
+    about: About,
 }
-
-/// The end of a transfer that did not come: its number, and the last bytes.
-pub type LostEnd = (u64, u64, u64);
 
 /// See the module.
 #[derive(Debug)]
@@ -57,15 +50,15 @@ pub struct Outbox<D: Device> {
     ring: SendRing<Entry>,
     /// Where records for the peer's ring are made.
     staging: Option<Arc<Registered<D>>>,
-    /// The peer's ring.
-    target: Option<Target>,
+    /// The peer's ring, and the number that the peer knows this rank by.
+    target: Option<(Target, u32)>,
     /// Both sides have been able to receive.
     is_reached: bool,
     waiting: VecDeque<Waiting>,
-    /// Positions of the peer's puts that named no region, to be told before anything else.
-    bad_puts: Vec<u32>,
     /// Where the ring ended at the last wake-up.
     notified: u64,
+    /// By slot, whether a device without order may still read it, though the peer has its record.
+    is_read: Vec<bool>,
 }
 
 impl<D: Device> Outbox<D> {
@@ -76,8 +69,8 @@ impl<D: Device> Outbox<D> {
             target: None,
             is_reached: false,
             waiting: VecDeque::new(),
-            bad_puts: Vec::new(),
             notified: 0,
+            is_read: vec![false; slots as usize],
         }
     }
 
@@ -85,9 +78,14 @@ impl<D: Device> Outbox<D> {
         self.staging = Some(staging);
     }
 
-    /// Where the peer's ring is from now on.
-    pub fn set_target(&mut self, target: Target) {
-        self.target = Some(target);
+    /// Where the peer's ring is from now on, and the number that it knows this rank by.
+    pub fn set_target(&mut self, target: Target, number: u32) {
+        self.target = Some((target, number));
+    }
+
+    /// The number that the peer knows this rank by.
+    pub fn number(&self) -> Option<u32> {
+        self.target.map(|(_, number)| number)
     }
 
     /// Both sides can receive.
@@ -98,7 +96,7 @@ impl<D: Device> Outbox<D> {
     /// Where the peer's ring begins, as a rail names it.
     #[inline]
     pub fn ring_place(&self, rail: usize) -> Option<Place> {
-        self.target.map(|target| target.place(rail, 0))
+        self.target.map(|(target, _)| target.place(rail, 0))
     }
 
     /// Whether an ordinary record would find a position now, and leave.
@@ -113,7 +111,30 @@ impl<D: Device> Outbox<D> {
     /// Whether the next record gets a position.
     #[inline]
     fn has_place(&self) -> bool {
-        self.waiting.is_empty() && self.ring.has_room()
+        self.waiting.is_empty() && self.has_room()
+    }
+
+    /// Whether the next position is free.
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.ring.has_room() && self.is_next_slot_free()
+    }
+
+    /// Whether no device reads the next slot. One with order has read it before the peer could say
+    /// that it has the record.
+    #[inline]
+    fn is_next_slot_free(&self) -> bool {
+        D::IS_ORDERED || !self.is_read[self.ring.slot(self.ring.next())]
+    }
+
+    /// A device has read this slot.
+    pub fn note_read(&mut self, slot: usize) {
+        self.is_read[slot] = false;
+    }
+
+    /// The queues are no more, so no device reads any slot.
+    pub fn note_unread(&mut self) {
+        self.is_read.fill(false);
     }
 
     /// Records that wait for positions.
@@ -122,10 +143,10 @@ impl<D: Device> Outbox<D> {
         self.waiting.len()
     }
 
-    /// Whether nothing waits to be told before what is posted next.
+    /// Whether no record waits.
     #[inline]
     pub fn is_clear(&self) -> bool {
-        self.waiting.is_empty() && self.bad_puts.is_empty()
+        self.waiting.is_empty()
     }
 
     /// Whether every position is posted.
@@ -153,99 +174,84 @@ impl<D: Device> Outbox<D> {
     }
 
     /// Adds a record behind those that are there.
-    pub fn add(&mut self, record: Record, payload: View, put: CopiedPut) {
+    pub fn add(&mut self, record: Record, payload: View, about: About) {
         if self.has_place() && self.staging.is_some() {
             let slot = self.next_slot();
             kernel::copy(payload, slot.part(HEADER_BYTES, payload.len_bytes()));
-            self.place(record, put, slot);
+            self.place(record, about, slot);
         } else {
             let mut bytes = vec![0; payload.len_bytes()];
             kernel::read(payload, 0, &mut bytes);
             self.waiting.push_back(Waiting {
                 record,
                 payload: bytes,
-                put,
+                about,
             });
         }
     }
 
+    /// Adds a record that only tells, before those that wait; false: there is no room even for
+    /// that. `is_urgent`: it may take a slot that is kept for this.
+    pub fn add_telling(&mut self, is_urgent: bool) -> bool {
+        let has_room = match is_urgent {
+            true => self.ring.has_room_to_tell() && self.is_next_slot_free(),
+            false => self.has_place(),
+        };
+        if has_room && self.staging.is_some() {
+            self.place(Record::Nothing, About::Nothing, self.next_slot());
+            return true;
+        }
+        false
+    }
+
     /// Gives a record whose payload lies in the next slot its position.
-    fn place(&mut self, record: Record, put: CopiedPut, slot: View) {
+    fn place(&mut self, record: Record, about: About, slot: View) {
         kernel::write(slot, 0, &record.emit());
         if let Some(tail) = record.tail() {
             kernel::write(slot, HEADER_BYTES, &tail);
         }
-        self.ring.push(Entry::Record {
+        self.ring.push(Entry {
             bytes: (HEADER_BYTES + record.tail_bytes()) as u32,
-            is_grant: matches!(record, Record::Grant { .. }),
-            put,
+            about,
         });
     }
 
     /// Gives records that wait their positions, as far as there is room.
     pub fn place_waiting(&mut self) {
-        while self.ring.has_room()
+        while self.has_room()
             && let Some(waiting) = self.waiting.pop_front()
         {
             let slot = self.next_slot();
             kernel::write(slot, HEADER_BYTES, &waiting.payload);
-            self.place(waiting.record, waiting.put, slot);
+            self.place(waiting.record, waiting.about, slot);
         }
     }
 
-    /// Gives a put a position, and keeps its bytes until it is known to have come.
+    /// The next position to post, and the length of its record.
     #[inline]
-    pub fn push_put(&mut self, source: View, target: Target, token: u64) {
-        let bytes = source.len_bytes();
-        let slot = self.next_slot();
-        kernel::copy(source, slot.part(HEADER_BYTES, bytes));
-        self.ring.push(Entry::Put {
-            bytes: bytes as u32,
-            target,
-            token: Some(token),
-        });
+    pub fn unposted(&self) -> Option<(u64, u32)> {
+        (self.ring.unposted()).map(|(position, entry)| (position, entry.bytes))
     }
 
-    /// Gives the end of a transfer, and its last bytes, a position.
-    pub fn push_end(&mut self, transfer: u64, offset: u64, bytes: u64) {
-        self.ring.push(Entry::End {
-            transfer,
-            offset,
-            bytes,
-        });
-    }
-
-    /// The next position to post, and what it is.
+    /// The position given by [`Outbox::unposted`] was posted, from this slot.
     #[inline]
-    pub fn unposted(&self) -> Option<(u64, Entry)> {
-        self.ring
-            .unposted()
-            .map(|(position, entry)| (position, *entry))
-    }
-
-    /// The position given by [`Outbox::unposted`] was posted.
-    #[inline]
-    pub fn note_posted(&mut self) {
+    pub fn note_posted(&mut self, slot: usize) {
         self.ring.note_posted();
+        self.is_read[slot] = true;
     }
 
-    /// This slot of the peer's ring, as a rail names it.
+    /// This slot of the peer's ring, as a rail names it, and the number that the peer knows this
+    /// rank by.
     #[inline]
-    pub fn slot_place(&self, slot: usize, rail: usize) -> Option<Place> {
+    pub fn slot_place(&self, slot: usize, rail: usize) -> Option<(Place, u32)> {
         let at = (slot * SLOT_BYTES) as u64;
-        self.target.map(|target| target.place(rail, at))
+        (self.target).map(|(target, number)| (target.place(rail, at), number))
     }
 
-    /// This many bytes of a slot from `offset` on, for posts on a rail.
+    /// This many bytes of a slot, for posts on a rail.
     #[inline]
-    pub fn segment(
-        &self,
-        slot: usize,
-        rail: usize,
-        offset: u64,
-        bytes: u64,
-    ) -> Option<SegmentOf<D>> {
-        let at = (slot * SLOT_BYTES) as u64 + offset;
+    pub fn segment(&self, slot: usize, rail: usize, bytes: u64) -> Option<SegmentOf<D>> {
+        let at = (slot * SLOT_BYTES) as u64;
         self.staging.as_ref()?.segment(rail, at, bytes)
     }
 
@@ -256,49 +262,30 @@ impl<D: Device> Outbox<D> {
         kernel::write(header, TOLD_AT, &told.emit());
     }
 
-    /// Nobody waits any more to hear of the put at this position.
-    pub fn end_put(&mut self, position: u64) {
-        if let Some(Entry::Put { token, .. }) = self.ring.entry(position) {
-            *token = None;
-        }
-    }
-
-    /// What is at this position is not needed any more; false: it was consumed.
-    pub fn clear_entry(&mut self, position: u64) -> bool {
-        let entry = self.ring.entry(position);
-        entry.map(|entry| *entry = Entry::Nothing).is_some()
-    }
-
-    /// The end of this transfer is not needed any more.
-    pub fn clear_end(&mut self, id: u64) {
-        for (_, entry) in self.ring.entries_mut() {
-            if matches!(entry, Entry::End { transfer, .. } if *transfer == id) {
-                *entry = Entry::Nothing;
-            }
-        }
-    }
-
     /// How many more posted positions are consumed, by the low bits that the peer tells.
     #[inline]
     pub fn newly_consumed(&self, told: u32) -> Result<u64, String> {
         self.ring.newly_consumed(told)
     }
 
-    /// The first position is consumed; the put that the peer had to copy, if it was one.
+    /// The first position is consumed; what follows.
     #[inline]
-    pub fn pop(&mut self) -> CopiedPut {
-        match self.ring.pop() {
-            Some((_, Entry::Record { put, .. })) => put,
-            _ => None,
-        }
+    pub fn pop(&mut self) -> About {
+        self.ring
+            .pop()
+            .map_or(About::Nothing, |(_, entry)| entry.about)
     }
 
-    /// The put whose position has these low bits has named no region.
-    pub fn take_bad_put(&mut self, low_bits: u32) -> CopiedPut {
+    /// The put whose position has these low bits has named no region; its token and length.
+    pub fn take_bad_put(&mut self, low_bits: u32) -> Option<(u64, u64)> {
         let position = self.ring.position(low_bits);
-        match self.ring.entry(position) {
-            Some(Entry::Record { put, .. }) => put.take(),
-            _ => None,
+        let entry = self.ring.entry(position)?;
+        match std::mem::replace(&mut entry.about, About::Nothing) {
+            About::Put { token, bytes } => Some((token, bytes)),
+            other => {
+                entry.about = other;
+                None
+            }
         }
     }
 
@@ -307,50 +294,44 @@ impl<D: Device> Outbox<D> {
         self.ring.consumed()
     }
 
-    /// The queues are no more: everything from this position on is posted again, but for grants and
-    /// for ends of transfers. Returns these ends, and how many positions are posted again.
-    pub fn rewind(&mut self, received: u64) -> (Vec<LostEnd>, u64) {
-        let (mut lost, mut again) = (Vec::new(), 0);
-        let entries = self.ring.entries_mut();
-        for (_, entry) in entries.filter(|(position, _)| *position >= received) {
-            match entry {
-                Entry::Record { is_grant: true, .. } => *entry = Entry::Nothing,
-                Entry::End {
-                    transfer,
-                    offset,
-                    bytes,
-                } => {
-                    lost.push((*transfer, *offset, *bytes));
-                    *entry = Entry::Nothing;
+    /// The queues are no more, and the peer has done the records of all positions before this one:
+    /// the others are posted again, but for grants, whose places may have ended. Returns the grants
+    /// that the peer has, and how many positions are posted again.
+    pub fn rewind(&mut self, received: u64) -> (Vec<u32>, u64) {
+        let (mut granted, mut again, mut ended) = (Vec::new(), 0, Vec::new());
+        for (position, entry) in self.ring.entries_mut() {
+            match entry.about {
+                About::Grant(transfer) if position < received => granted.push(transfer),
+                About::Grant(_) => {
+                    *entry = Entry {
+                        bytes: HEADER_BYTES as u32,
+                        about: About::Nothing,
+                    };
+                    ended.push(position);
                 }
-                _ => again += 1,
+                _ => {}
             }
+            again += u64::from(position >= received);
+        }
+        for position in ended {
+            let slot = self.slot(self.ring.slot(position));
+            kernel::write(slot, 0, &Record::Nothing.emit());
         }
         self.ring.rewind(received);
-        (lost, again)
+        (granted, again)
+    }
+
+    /// Whether the peer is being told that this put has come.
+    pub fn is_telling_put(&mut self, transfer: u32) -> bool {
+        let wanted = About::PutDone(transfer);
+        let is_waiting = self.waiting.iter().any(|waiting| waiting.about == wanted);
+        is_waiting || (self.ring.entries_mut()).any(|(_, entry)| entry.about == wanted)
     }
 
     /// Drops grants that wait for positions: those that are still right are made anew.
     pub fn drop_waiting_grants(&mut self) {
         let is_grant = |record: &Record| matches!(record, Record::Grant { .. });
         self.waiting.retain(|waiting| !is_grant(&waiting.record));
-    }
-
-    /// A put of the peer at this position has named no region.
-    pub fn push_bad_put(&mut self, position: u32) {
-        self.bad_puts.push(position);
-    }
-
-    /// How many of the `received` positions there are from the first put on that named no region.
-    pub fn untold_count(&self, received: u64) -> u32 {
-        let back = |bad: &u32| (received as u32).wrapping_sub(*bad) & VALUE_MASK;
-        self.bad_puts.iter().map(back).max().unwrap_or(0)
-    }
-
-    /// The position of a put that named no region, to be told next.
-    #[inline]
-    pub fn pop_bad_put(&mut self) -> Option<u32> {
-        self.bad_puts.pop()
     }
 
     /// Whether a record is to be sent to wake the peer, and has room: nothing has been sent since
@@ -367,15 +348,17 @@ impl<D: Device> Outbox<D> {
     /// The peer is gone: the tokens of puts.
     pub fn flush(&mut self) -> Vec<u64> {
         let mut tokens = Vec::new();
-        while let Some((_, entry)) = self.ring.pop() {
-            match entry {
-                Entry::Put { token, .. } => tokens.extend(token),
-                Entry::Record { put, .. } => tokens.extend(put.map(|(token, _)| token)),
-                Entry::End { .. } | Entry::Nothing => {}
+        let mut add = |about: About| {
+            if let About::Put { token, .. } = about {
+                tokens.push(token);
             }
+        };
+        while let Some((_, entry)) = self.ring.pop() {
+            add(entry.about);
         }
-        let waiting = self.waiting.drain(..);
-        tokens.extend(waiting.filter_map(|w| w.put.map(|(token, _)| token)));
+        self.waiting
+            .drain(..)
+            .for_each(|waiting| add(waiting.about));
         tokens
     }
 }
@@ -386,18 +369,14 @@ mod tests {
     use crate::transport::rdma::simulated::SimDevice;
 
     #[test]
-    fn without_queue_pairs_records_wait_and_ends_and_places_are_not_posted_again() {
-        let mut outbox = Outbox::<SimDevice>::new(4);
-        outbox.add(Record::Nothing, View::empty(), Some((5, 8)));
+    fn without_queues_records_wait() {
+        let mut outbox = Outbox::<SimDevice<true>>::new(4);
+        let put = About::Put { token: 5, bytes: 8 };
+        outbox.add(Record::Nothing, View::empty(), put);
         assert_eq!((outbox.waiting_count(), outbox.is_clear()), (1, false));
         assert!(!outbox.needs_wake_up(), "the record is one");
+        assert!(!outbox.add_telling(true), "there is no memory");
         assert_eq!(outbox.check_room(), Err(PostError::WouldBlock));
-        for transfer in [1, 2] {
-            outbox.push_end(transfer, 10, 20);
-        }
-        outbox.clear_end(1);
-        assert!(!outbox.is_posted());
-        assert_eq!(outbox.rewind(0), (vec![(2, 10, 20)], 1));
         assert_eq!(outbox.flush(), [5]);
     }
 }

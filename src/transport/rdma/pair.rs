@@ -4,7 +4,7 @@
 use super::device::Device;
 use super::generation::{Generation, Phase};
 use super::greeting::Proposal;
-use super::link::{Link, Then};
+use super::link::Link;
 
 /// Something that has gone wrong with a queue.
 #[derive(Debug)]
@@ -42,8 +42,6 @@ pub struct Pair<D: Device> {
     fault: Option<Fault>,
     /// The peer breaks the rules.
     offence: Option<String>,
-    /// Positions that were under way when their queue ended, with what follows if they came.
-    unsettled: Vec<(u64, Then)>,
 }
 
 impl<D: Device> Pair<D> {
@@ -56,7 +54,6 @@ impl<D: Device> Pair<D> {
             returned: Vec::new(),
             fault: None,
             offence: None,
-            unsettled: Vec::new(),
         }
     }
 
@@ -213,36 +210,6 @@ impl<D: Device> Pair<D> {
     pub fn take_offence(&mut self) -> Option<String> {
         self.offence.take()
     }
-
-    /// A position was under way when its queue ended.
-    pub fn keep_unsettled(&mut self, position: u64, then: Then) {
-        self.unsettled.push((position, then));
-    }
-
-    /// Whether it is known of all positions whether they have come.
-    pub fn is_settled(&self) -> bool {
-        self.unsettled.is_empty()
-    }
-
-    /// The peer has had this many positions, and its queues are no more: what follows from those
-    /// that were under way.
-    pub fn settle(&mut self, received: u64) -> impl Iterator<Item = (u64, Then)> + use<D> {
-        let unsettled = std::mem::take(&mut self.unsettled).into_iter();
-        unsettled.filter(move |&(position, _)| position < received)
-    }
-
-    /// The peer says that it has had this many positions: what follows from those that are or were
-    /// under way. Each is given once.
-    pub fn confirm(&mut self, received: u64) -> Vec<(u64, Then)> {
-        let mut confirmed = Vec::new();
-        for link in self.links.iter_mut().flatten() {
-            link.take_confirmed(received, &mut confirmed);
-        }
-        let unsettled = self.unsettled.iter_mut().filter(|u| u.0 < received);
-        let taken = |u: &mut (u64, Then)| (u.0, std::mem::replace(&mut u.1, Then::Nothing));
-        confirmed.extend(unsettled.map(taken));
-        confirmed
-    }
 }
 
 #[cfg(test)]
@@ -258,24 +225,13 @@ mod tests {
             cause: cause.into(),
             is_consequence: true,
         };
-        let cause = |pair: &Pair<SimDevice>| pair.fault.as_ref().map(|fault| fault.cause.clone());
+        let cause =
+            |pair: &Pair<SimDevice<true>>| pair.fault.as_ref().map(|fault| fault.cause.clone());
         pair.note_fault(flushed("flushed"));
         assert_eq!(cause(&pair).as_deref(), Some("flushed"));
         pair.note_fault(Fault::of_rail(0, "retries exceeded"));
         pair.note_fault(Fault::of_rail(1, "port down"));
         pair.note_fault(flushed("flushed, too"));
         assert_eq!(cause(&pair).as_deref(), Some("retries exceeded"));
-    }
-
-    #[test]
-    fn what_was_under_way_follows_once_and_only_where_it_has_come() {
-        let mut pair = Pair::<SimDevice>::new();
-        for position in [3, 4, 5] {
-            pair.keep_unsettled(position, Then::EndTransfer(position));
-        }
-        assert_eq!(pair.confirm(4), [(3, Then::EndTransfer(3))]);
-        let settled: Vec<(u64, Then)> = pair.settle(5).collect();
-        assert_eq!(settled, [(3, Then::Nothing), (4, Then::EndTransfer(4))]);
-        assert_eq!(pair.settle(9).count(), 0);
     }
 }

@@ -52,7 +52,7 @@ impl<D: Device> RdmaTransport<D> {
         match known.state() {
             PeerState::Idle => Ok(()),
             PeerState::Gone => {
-                known.renew(self.shared.sizes.slots);
+                known.renew(self.shared.sizes.ring);
                 self.shared.ends.forget(peer);
                 Ok(())
             }
@@ -96,7 +96,7 @@ impl<D: Device> Transport for RdmaTransport<D> {
             return Ok(());
         }
         if is_small {
-            known.make_rings(&self.shared)?;
+            known.make_rings(&mut self.shared)?;
             self.joining.push(peer);
         }
         known.open();

@@ -176,11 +176,6 @@ impl<D: Device> Registered<D> {
         self.view
     }
 
-    /// How many rails know it.
-    pub fn rails_count(&self) -> usize {
-        self.memories.len()
-    }
-
     /// The address by which peers name it.
     pub fn address(&self) -> u64 {
         self.view.as_ptr() as u64

@@ -38,6 +38,8 @@ pub enum Record {
         header: u64,
         transfer: u32,
         total: u64,
+        /// The pieces in which it will be written.
+        pieces: u32,
     },
     /// Where a long message is to be written.
     Grant {
@@ -58,6 +60,20 @@ pub enum Record {
     Forget { key: u32 },
     /// Only the counters.
     Nothing,
+    /// The put with this position of the receiver's, the low bits, has named no region.
+    BadPut { position: u32 },
+    /// A long put of this many pieces is being written.
+    PutOffer { transfer: u32, pieces: u32 },
+    /// Not all of its pieces are known to have come: are they to be written again?
+    PutAgain { transfer: u32, pieces: u32 },
+    /// They are.
+    Go { transfer: u32 },
+    /// No more pieces of it come.
+    PutOver { transfer: u32 },
+    /// All pieces of a long put have come.
+    PutDone { transfer: u32 },
+    /// The pieces of a granted message did not all come: where is it to be written now?
+    Again { transfer: u32 },
     /// Wants to know a region of the receiver.
     Ask { key: u32 },
     /// The receiver's processor is to change a word of a region: it adds `operand`, or puts it in
@@ -119,7 +135,8 @@ impl Record {
                 header,
                 transfer,
                 total,
-            } => (3, [tag, header, total], transfer, 0),
+                pieces,
+            } => (3, [tag, header, total], transfer, pieces),
             Record::Grant {
                 transfer, address, ..
             } => (4, [address, 0, 0], transfer, 4 * RAILS_MAX as u32),
@@ -131,7 +148,14 @@ impl Record {
                 ..
             } => (6, [address, bytes, 0], key, 4 * RAILS_MAX as u32),
             Record::Forget { key } => (7, [0; 3], key, 0),
+            Record::BadPut { position } => (8, [0; 3], position, 0),
             Record::Nothing => (9, [0; 3], 0, 0),
+            Record::PutOffer { transfer, pieces } => (14, [0; 3], transfer, pieces),
+            Record::PutAgain { transfer, pieces } => (18, [0; 3], transfer, pieces),
+            Record::PutOver { transfer } => (19, [0; 3], transfer, 0),
+            Record::Go { transfer } => (15, [0; 3], transfer, 0),
+            Record::PutDone { transfer } => (16, [0; 3], transfer, 0),
+            Record::Again { transfer } => (17, [0; 3], transfer, 0),
             Record::Ask { key } => (10, [0; 3], key, 0),
             Record::Change {
                 id,
@@ -186,7 +210,7 @@ impl Record {
     ) -> Result<Record, String> {
         let (a, b, c) = (long(header, 16), long(header, 24), long(header, 32));
         let (id, bytes) = (word(header, 40), word(header, 44));
-        if bytes as usize > INLINE_BYTES_MAX {
+        if matches!(header[0], 1 | 2) && bytes as usize > INLINE_BYTES_MAX {
             return Err(format!(
                 "a record of {bytes} bytes in a slot of {INLINE_BYTES_MAX}"
             ));
@@ -208,6 +232,7 @@ impl Record {
                 header: b,
                 transfer: id,
                 total: c,
+                pieces: bytes,
             },
             4 => Record::Grant {
                 transfer: id,
@@ -222,6 +247,7 @@ impl Record {
                 keys: keys(),
             },
             7 => Record::Forget { key: id },
+            8 => Record::BadPut { position: id },
             9 => Record::Nothing,
             10 => Record::Ask { key: id },
             kind @ (11 | 12) => Record::Change {
@@ -235,6 +261,18 @@ impl Record {
                 id: bytes,
                 before: (id == 1).then_some(a),
             },
+            14 => Record::PutOffer {
+                transfer: id,
+                pieces: bytes,
+            },
+            15 => Record::Go { transfer: id },
+            16 => Record::PutDone { transfer: id },
+            17 => Record::Again { transfer: id },
+            18 => Record::PutAgain {
+                transfer: id,
+                pieces: bytes,
+            },
+            19 => Record::PutOver { transfer: id },
             kind => return Err(format!("a record of kind {kind}")),
         })
     }
@@ -248,55 +286,43 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
 }
 
-/// What a write with immediate data says by its 32 bits: 4 for the kind, 28 for a value.
+/// What a write says by its 32 bits: 1 for the kind, 12 for its sender as the receiver has numbered
+/// it, 19 for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Immediate {
-    /// The next slot holds a record.
-    Slot,
-    /// A put or nothing: its place in the ring has no record. Tells in passing how many positions
-    /// were consumed, the low bits.
-    Bare(u32),
-    /// The last bytes of the long message with this number; takes a place in the ring without a
-    /// record.
-    Last(u32),
-    /// Takes no place: this many positions were consumed, the low bits.
-    Consumed(u32),
-    /// Takes no place: the put with this position in the ring, the low bits, named no region. It
-    /// comes before anything that tells the position as consumed.
-    BadPut(u32),
-    /// Takes no place: this many messages of this class were matched.
-    Matched(usize, u16),
+    /// The slot of this position, the low bits, holds a record.
+    Slot(u32),
+    /// A piece of the transfer with this number has come.
+    Piece(u32),
 }
 
 /// Bits of an immediate's value.
-pub const VALUE_MASK: u32 = (1 << 28) - 1;
+const VALUE_BITS: u32 = 19;
+/// Those that are set in the greatest value.
+pub const VALUE_MASK: u32 = (1 << VALUE_BITS) - 1;
+/// Senders that a receiver can number.
+pub const SENDERS_MAX: u32 = 1 << (31 - VALUE_BITS);
 
 impl Immediate {
-    /// As 32 bits.
-    pub fn emit(self) -> u32 {
+    /// As 32 bits, from this sender.
+    #[inline]
+    pub fn emit(self, sender: u32) -> u32 {
         let (kind, value) = match self {
-            Immediate::Slot => (1, 0),
-            Immediate::Bare(count) => (2, count),
-            Immediate::Last(transfer) => (3, transfer),
-            Immediate::Consumed(count) => (4, count),
-            Immediate::BadPut(position) => (5, position),
-            Immediate::Matched(class, count) => (8 + class as u32, u32::from(count)),
+            Immediate::Slot(position) => (0, position),
+            Immediate::Piece(transfer) => (1, transfer),
         };
-        kind << 28 | value & VALUE_MASK
+        kind << 31 | sender << VALUE_BITS | value & VALUE_MASK
     }
 
-    /// From 32 bits.
-    pub fn parse(bits: u32) -> Result<Immediate, String> {
-        let value = bits & VALUE_MASK;
-        Ok(match bits >> 28 {
-            1 => Immediate::Slot,
-            2 => Immediate::Bare(value),
-            3 => Immediate::Last(value),
-            4 => Immediate::Consumed(value),
-            5 => Immediate::BadPut(value),
-            kind @ 8..12 => Immediate::Matched(kind as usize - 8, value as u16),
-            kind => return Err(format!("immediate data of kind {kind}")),
-        })
+    /// From 32 bits: the sender, and what it says.
+    #[inline]
+    pub fn parse(bits: u32) -> (u32, Immediate) {
+        let (sender, value) = (bits >> VALUE_BITS & (SENDERS_MAX - 1), bits & VALUE_MASK);
+        let what = match bits >> 31 {
+            0 => Immediate::Slot(value),
+            _ => Immediate::Piece(value),
+        };
+        (sender, what)
     }
 }
 
@@ -323,6 +349,7 @@ mod tests {
                 header: 6,
                 transfer: VALUE_MASK,
                 total: 1 << 47,
+                pieces: 1 << 20,
             },
             Record::Grant {
                 transfer: 9,
@@ -338,6 +365,19 @@ mod tests {
             },
             Record::Forget { key: u32::MAX },
             Record::Nothing,
+            Record::BadPut { position: 17 },
+            Record::PutOffer {
+                transfer: 3,
+                pieces: u32::MAX,
+            },
+            Record::PutAgain {
+                transfer: 3,
+                pieces: 1,
+            },
+            Record::PutOver { transfer: 3 },
+            Record::Go { transfer: 3 },
+            Record::PutDone { transfer: 3 },
+            Record::Again { transfer: 3 },
             Record::Ask { key: 7 },
             Record::Change {
                 id: REQUESTS_MAX as u32,
@@ -398,19 +438,17 @@ mod tests {
     }
 
     #[test]
-    fn immediates_come_back_and_others_are_refused() {
-        for immediate in [
-            Immediate::Slot,
-            Immediate::Bare(16),
-            Immediate::Last(VALUE_MASK),
-            Immediate::Consumed(17),
-            Immediate::BadPut(18),
-            Immediate::Matched(0, 0),
-            Immediate::Matched(3, u16::MAX),
-        ] {
-            assert_eq!(Immediate::parse(immediate.emit()), Ok(immediate));
+    fn immediates_come_back() {
+        for sender in [0, 7, SENDERS_MAX - 1] {
+            for what in [
+                Immediate::Slot(0),
+                Immediate::Slot(VALUE_MASK),
+                Immediate::Piece(16),
+            ] {
+                assert_eq!(Immediate::parse(what.emit(sender)), (sender, what));
+            }
         }
-        assert!(Immediate::parse(0).is_err());
-        assert!(Immediate::parse(u32::MAX).is_err());
+        let wrapped = Immediate::Slot(VALUE_MASK + 3).emit(1);
+        assert_eq!(Immediate::parse(wrapped), (1, Immediate::Slot(2)));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use super::rail::{Rail, Registered};
+use super::record::SENDERS_MAX;
 use super::sizes::Sizes;
 use crate::config::VerbsSettings;
 use crate::error::Result;
@@ -25,8 +26,8 @@ pub struct Shared<D: Device> {
     pub dirty: Vec<Rank>,
     /// Memory for short gets whose own is not registered.
     pub bounces: Vec<Arc<Registered<D>>>,
-    /// Where the words go that are read only to make earlier pieces visible; none with one rail.
-    pub landing: Option<Arc<Registered<D>>>,
+    /// The peers, by the numbers that this rank knows them by.
+    pub numbers: Numbers,
     pub now: Time,
     pub counts: Counts,
     /// Pieces until the queue is broken on purpose.
@@ -42,8 +43,6 @@ pub struct Counts {
     pub written_bytes: u64,
     pub pieces: u64,
     pub pieces_again: u64,
-    /// Reads that make the pieces of a rail visible.
-    pub reads_behind: u64,
     /// Positions of rings posted once more.
     pub positions_again: u64,
     /// Queues that failed, and sets of them that were replaced.
@@ -61,7 +60,6 @@ impl Counts {
             ("written bytes", self.written_bytes),
             ("pieces sent", self.pieces),
             ("pieces sent again", self.pieces_again),
-            ("reads behind pieces", self.reads_behind),
             ("positions sent again", self.positions_again),
             ("queue pairs failed", self.faults),
             ("generations begun", self.generations),
@@ -88,4 +86,35 @@ impl<D: Device> Shared<D> {
 pub fn page<D: Device>(rails: &[Rail<D>]) -> Result<Arc<Registered<D>>> {
     let region = Arc::new(Region::private(crate::limits::INLINE_BYTES_MAX)?);
     Registered::region(region, rails, false).map(Arc::new)
+}
+
+/// Numbers of peers, which they write beside their positions.
+#[derive(Debug, Default)]
+pub struct Numbers(Vec<Option<Rank>>);
+
+impl Numbers {
+    /// A number for this peer; none: there are as many peers as numbers.
+    pub fn take(&mut self, rank: Rank) -> Option<u32> {
+        let at = match self.0.iter().position(Option::is_none) {
+            Some(free) => free,
+            None if self.0.len() < SENDERS_MAX as usize => {
+                self.0.push(None);
+                self.0.len() - 1
+            }
+            None => return None,
+        };
+        self.0[at] = Some(rank);
+        Some(at as u32)
+    }
+
+    /// Whose number this is.
+    #[inline]
+    pub fn rank(&self, number: u32) -> Option<Rank> {
+        self.0.get(number as usize).copied().flatten()
+    }
+
+    /// Nobody has this number any more.
+    pub fn give_back(&mut self, number: u32) {
+        self.0[number as usize] = None;
+    }
 }

@@ -1,6 +1,7 @@
 //! [`Sizes`]: how many entries of each kind a rail has, and why.
 
 use super::record::SLOT_BYTES;
+use super::ring::TELLING_SLOTS;
 
 /// Receives posted at once: posting them one by one costs as much as handling what took them.
 pub const RECEIVES_AT_ONCE: u32 = 16;
@@ -8,8 +9,10 @@ pub const RECEIVES_AT_ONCE: u32 = 16;
 /// How many entries of each kind a rail has, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of a ring.
+    /// Of a ring, for records that carry something.
     pub slots: u32,
+    /// Of a ring.
+    pub ring: u32,
     /// Of a queue's send queue.
     pub sends: u32,
     /// Of a queue's receive queue.
@@ -35,18 +38,16 @@ impl Sizes {
         let fitting = RINGS_BYTES_MAX / (2 * SLOT_BYTES as u64 * u64::from(peers));
         let fitting = (fitting as u32).clamp(*SLOTS.start(), *SLOTS.end());
         let slots = slots.unwrap_or(fitting);
-        // Posts that tell a peer something while it does not poll. Positions are told by half rings
-        // and once for the rest, or one by one where the peer waits; matches by quarters of a class
-        // and once for the rest, or one by one in the urgent class; puts that named no region one
-        // by one. The peer sends nothing meanwhile, so no more are needed.
-        let class = crate::limits::MESSAGES_PER_PEER;
-        let told = slots + 3 + 3 * (4 + 1) + class + 1 + slots;
-        // Each position takes one receive, and so does each of those posts. Some receives are taken
-        // and not posted again yet.
-        let receives = (slots + told).next_multiple_of(RECEIVES_AT_ONCE) + RECEIVES_AT_ONCE;
-        let sends = slots + told + PIECES_UNDER_WAY;
+        // Each position takes one receive, and so does each piece. Some receives are taken and not
+        // posted again yet.
+        let ring = slots + TELLING_SLOTS;
+        let writes = ring + PIECES_UNDER_WAY;
+        let receives = writes.next_multiple_of(RECEIVES_AT_ONCE) + RECEIVES_AT_ONCE;
+        // Words and what makes a completion for them need some more.
+        let sends = writes + ring;
         Sizes {
             slots,
+            ring,
             sends,
             receives,
             // Every receive, and every send at worst.
@@ -62,7 +63,7 @@ mod tests {
     #[test]
     fn sizes_are_sums_that_grow_with_slots_and_completions_with_peers() {
         let one = Sizes::of(None, 1);
-        let needed: u32 = 64 + 64 + 3 + 15 + 65 + 64;
+        let needed: u32 = 66 + 64;
         assert_eq!(one.receives, needed.next_multiple_of(16) + 16);
         assert_eq!(one.completions, one.receives + one.sends);
         let ten = Sizes::of(None, 10);
@@ -78,7 +79,7 @@ mod tests {
     #[test]
     fn a_rank_of_1024_that_uses_22_peers_pins_less_than_64_mib() {
         let sizes = Sizes::of(None, 1023);
-        let rings = 2 * u64::from(sizes.slots) * SLOT_BYTES as u64;
+        let rings = 2 * u64::from(sizes.ring) * SLOT_BYTES as u64;
         // What an mlx5 takes: numbers of entries are powers of two, of 64 bytes in a completion
         // queue, 256 in a send queue and 16 in a receive queue.
         let rounded = |entries: u32, bytes: u64| u64::from(entries.next_power_of_two()) * bytes;

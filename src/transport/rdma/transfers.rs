@@ -33,12 +33,14 @@ pub struct Transfer<D: Device> {
     /// The peer's region and the offset in it, of puts and gets.
     pub range: (RegionKey, u64),
     pub pieces: Pieces,
-    /// Pieces under way, by rail.
-    pub under_way: Vec<u32>,
-    /// By rail: pieces were written there that are not known to be visible to the peer.
-    pub unseen: Vec<bool>,
-    /// The end has a position in the ring.
-    pub has_end: bool,
+    /// Into how many bytes it is cut.
+    pub piece_bytes: u64,
+    /// Pieces under way.
+    pub under_way: u32,
+    /// The owner has all of a put. It ends when this rank's devices read nothing of it any more.
+    pub has_come: bool,
+    /// A fault came after the first piece: the peer is asked what to do.
+    pub is_asking: bool,
     /// Where a get's bytes are copied at its end, if its memory is not registered.
     pub bounce: Option<View>,
     /// How often the peer's device has refused it.
@@ -59,14 +61,15 @@ impl<D: Device> Transfer<D> {
             atomic: None,
             token,
             total,
-            under_way: vec![0; memory.rails_count()],
-            unseen: vec![false; memory.rails_count()],
+            piece_bytes: total,
+            under_way: 0,
+            has_come: false,
+            is_asking: false,
             memory,
             offset,
             target: None,
             range,
             pieces: Pieces::all(total),
-            has_end: false,
             bounce: None,
             refusals: 0,
         }
@@ -77,14 +80,14 @@ impl<D: Device> Transfer<D> {
         self.kind == Kind::Message && self.target.is_none()
     }
 
-    /// Whether pieces are under way on any rail.
-    pub fn is_under_way(&self) -> bool {
-        self.under_way.iter().any(|&count| count > 0)
+    /// In how many pieces it goes.
+    pub fn pieces_count(&self) -> u32 {
+        self.total.div_ceil(self.piece_bytes.max(1)) as u32
     }
 
-    /// Whether it only waits for pieces that are under way, and goes on when they have arrived.
-    pub fn waits(&self) -> bool {
-        self.pieces.is_empty() && (self.has_end || self.kind == Kind::Get || self.is_under_way())
+    /// Whether it has pieces that can be posted.
+    pub fn can_go_on(&self) -> bool {
+        self.target.is_some() && !self.is_asking && !self.pieces.is_empty()
     }
 }
 
@@ -105,42 +108,28 @@ impl<D: Device> Transfers<D> {
     /// Whether the device may be reading memory of this rank for messages or puts.
     pub fn is_read(&self) -> bool {
         let mut written = self.iter().filter(|t| t.kind != Kind::Get);
-        written.any(|t| t.has_end || t.is_under_way())
+        written.any(|t| t.under_way > 0)
     }
 
-    /// Lets a transfer go on, if its target is known.
+    /// Lets a transfer go on, if it can.
     pub fn make_busy(&mut self, id: u64) {
-        if self.get(id).is_some_and(|t| t.target.is_some()) {
+        if self.get(id).is_some_and(Transfer::can_go_on) {
             self.enqueue(id);
         }
     }
 
-    /// Lets all transfers go on whose targets are known.
-    pub fn make_all_busy(&mut self) {
-        for id in self.ids(|t| t.target.is_some()) {
-            self.enqueue(id);
-        }
-    }
-
-    /// The queues are no more: nothing is under way, and nothing goes on.
-    pub fn end_links(&mut self) {
-        self.stop(|transfer| {
-            transfer.under_way.fill(0);
-            transfer.unseen.fill(false);
-            if transfer.kind == Kind::Message {
-                // The peer says anew where it goes, if it still wants it.
-                transfer.target = None;
+    /// The queues are no more: nothing is under way. Messages and puts that had a place are moved
+    /// from the start, if the peer says so. Returns those of which it was not asked yet.
+    pub fn end_links(&mut self) -> Vec<u64> {
+        self.stop(|transfer| transfer.under_way = 0);
+        let has_place = |t: &Transfer<D>| t.kind != Kind::Get && t.target.is_some();
+        let cut = self.ids(|transfer| has_place(transfer) && !transfer.is_asking);
+        for &id in &cut {
+            if let Some(transfer) = self.get_mut(id) {
+                transfer.pieces = Pieces::all(transfer.total);
+                transfer.is_asking = true;
             }
-        });
-    }
-
-    /// The end of a transfer did not come; false: it has ended well already.
-    pub fn give_back_end(&mut self, id: u64, offset: u64, bytes: u64) -> bool {
-        let Some(transfer) = self.get_mut(id) else {
-            return false;
-        };
-        transfer.has_end = false;
-        transfer.pieces.give_back(offset, bytes);
-        true
+        }
+        cut
     }
 }

@@ -157,6 +157,7 @@ impl VerbsDevice {
 
 impl Device for VerbsDevice {
     const NAME: &'static str = "verbs";
+    const IS_ORDERED: bool = true;
 
     type Memory = Mr;
     type Queue = QueuePair;

@@ -63,7 +63,7 @@ pub fn probe(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Result<Fabric>
     let rails: Vec<_> = devices.into_iter().map(Rail::new).collect();
     // Locked memory is what is missing most often: this tries as much as the rings of all peers
     // take.
-    let bytes = 2 * SLOT_BYTES * sizes.slots as usize * ranks as usize;
+    let bytes = 2 * SLOT_BYTES * sizes.ring as usize * ranks as usize;
     Registered::region(Arc::new(Region::private(bytes)?), &rails, false)?;
     let gid = choice.rails[0].gid.as_ref();
     Ok(gid.map_or(Fabric::InfiniBand, |chosen| chosen.gid.kind))

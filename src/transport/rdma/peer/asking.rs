@@ -11,6 +11,7 @@ use super::Peer;
 use crate::kernel;
 use crate::memory::View;
 use crate::transport::rdma::device::Device;
+use crate::transport::rdma::outbox::About;
 use crate::transport::rdma::record::Record;
 use crate::transport::rdma::shared::Shared;
 use crate::transport::requests::REQUESTS_MAX;
@@ -40,7 +41,7 @@ impl<D: Device> Peer<D> {
             compare,
             operand,
         };
-        self.push(record, View::empty(), None, shared);
+        self.push(record, View::empty(), About::Nothing, shared);
         Ok(())
     }
 
@@ -58,7 +59,8 @@ impl<D: Device> Peer<D> {
             ));
         }
         let before = shared.regions.change(word, what);
-        self.push(Record::Changed { id, before }, View::empty(), None, shared);
+        let record = Record::Changed { id, before };
+        self.push(record, View::empty(), About::Nothing, shared);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use crate::transport::matching::{Met, Payload, Posted};
 use crate::transport::posts::PeerState;
 use crate::transport::rdma::device::Device;
 use crate::transport::rdma::incoming::Incoming;
+use crate::transport::rdma::outbox::About;
 use crate::transport::rdma::rail::Registered;
 use crate::transport::rdma::record::Record;
 use crate::transport::rdma::shared::Shared;
@@ -98,13 +99,19 @@ impl<D: Device> Peer<D> {
     pub(super) fn handle_offer(
         &mut self,
         (tag, header): (u64, u64),
-        (transfer, total): (u32, u64),
+        offered: Offered,
         shared: &mut Shared<D>,
     ) -> Result<(), String> {
-        if self.incoming.is_known(transfer) {
-            return Err(format!("it offered transfer {transfer} twice"));
+        let Offered {
+            transfer,
+            total,
+            pieces,
+        } = offered;
+        if self.incoming.is_known(transfer) || pieces == 0 || u64::from(pieces) > total {
+            return Err(format!(
+                "it offered transfer {transfer} of {total} bytes twice, or in {pieces} pieces"
+            ));
         }
-        let offered = Offered { transfer, total };
         match self.matching.take_posted(tag) {
             Some(posted) => {
                 self.match_long(offered, &posted, header, shared);
@@ -118,11 +125,29 @@ impl<D: Device> Peer<D> {
         }
     }
 
-    /// The last bytes of a long message have come.
-    pub(super) fn handle_last(&mut self, transfer: u32, shared: &mut Shared<D>) {
-        let Some(incoming) = self.incoming.take(transfer) else {
-            return;
-        };
+    /// A piece of a transfer has come.
+    pub(super) fn handle_piece_come(
+        &mut self,
+        transfer: u32,
+        shared: &mut Shared<D>,
+    ) -> Result<(), String> {
+        match self.incoming.count(transfer) {
+            Some(Some(whole)) => self.end_incoming(whole, shared),
+            Some(None) => {}
+            None if self.puts.count(transfer)? => self.tell_put_done(transfer, shared),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// All pieces of a put have come.
+    pub(super) fn tell_put_done(&mut self, transfer: u32, shared: &mut Shared<D>) {
+        let about = About::PutDone(transfer);
+        self.push(Record::PutDone { transfer }, View::empty(), about, shared);
+    }
+
+    /// All pieces of a long message have come.
+    fn end_incoming(&mut self, incoming: Incoming<D>, shared: &mut Shared<D>) {
         if incoming.place.is_some() {
             let (token, total, header) = (incoming.token, incoming.total, incoming.header);
             // The registration of memory for this receive alone ends first.
@@ -133,10 +158,42 @@ impl<D: Device> Peer<D> {
         }
     }
 
+    /// The sender of a message asks where it goes now, or whether all has come.
+    pub(super) fn handle_again(&mut self, transfer: u32, shared: &mut Shared<D>) {
+        match self.incoming.is_known(transfer) {
+            true => {
+                self.incoming.forget_told(transfer);
+                self.push_grant(transfer, shared);
+            }
+            false => {
+                let record = Record::Skip { transfer };
+                self.push(record, View::empty(), About::Nothing, shared);
+            }
+        }
+    }
+
+    /// The peer of a put asks whether it is to be written again.
+    pub(super) fn handle_put_again(
+        &mut self,
+        (transfer, pieces): (u32, u32),
+        shared: &mut Shared<D>,
+    ) {
+        // The peer does not know yet that all has come, and is being told.
+        if !self.outbox.is_telling_put(transfer) {
+            self.puts.begin_again(transfer, pieces);
+            self.push(
+                Record::Go { transfer },
+                View::empty(),
+                About::Nothing,
+                shared,
+            );
+        }
+    }
+
     /// Tells the sender of a long message where to write it.
     pub(super) fn push_grant(&mut self, transfer: u32, shared: &mut Shared<D>) {
         if let Some(record) = self.incoming.grant(transfer) {
-            self.push(record, View::empty(), None, shared);
+            self.push(record, View::empty(), About::Grant(transfer), shared);
         }
     }
 
@@ -156,17 +213,23 @@ impl<D: Device> Peer<D> {
     /// An announced message meets its receive.
     fn match_long(
         &mut self,
-        Offered { transfer, total }: Offered,
+        offered: Offered,
         posted: &Posted,
         header: u64,
         shared: &mut Shared<D>,
     ) {
+        let Offered {
+            transfer,
+            total,
+            pieces,
+        } = offered;
         let token = posted.token;
         if total > posted.destination.len_bytes() as u64 {
             shared
                 .ends
                 .complete(self.rank, token, Outcome::Truncated, total, header);
-            return self.push(Record::Skip { transfer }, View::empty(), None, shared);
+            let record = Record::Skip { transfer };
+            return self.push(record, View::empty(), About::Nothing, shared);
         }
         let destination = posted.destination.part(0, total as usize);
         let (place, offset) = match shared.regions.get(destination.key()) {
@@ -192,6 +255,9 @@ impl<D: Device> Peer<D> {
             token,
             place: Some(place),
             offset,
+            pieces,
+            missing: pieces,
+            is_told: false,
         };
         self.incoming.insert(transfer, incoming);
         self.push_grant(transfer, shared);

@@ -14,16 +14,16 @@ use super::device::Device;
 use super::gets::Get;
 use super::greeting::Had;
 use super::inbox::Inbox;
-use super::incoming::IncomingMessages;
-use super::link::{Link, Then, What};
-use super::outbox::Outbox;
+use super::incoming::{IncomingMessages, IncomingPuts};
+use super::link::{Link, What};
+use super::outbox::{About, Outbox};
 use super::pair::{Fault, Pair};
 use super::rail::Registered;
-use super::record::{Record, SLOT_BYTES};
+use super::record::{Record, SENDERS_MAX, SLOT_BYTES, VALUE_MASK};
 use super::regions::{Regions, Target};
 use super::shared::Shared;
 use super::transfers::{self, Transfer, Transfers};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{Region, View};
 use crate::transport::credits::Credits;
 use crate::transport::matching::Matching;
@@ -31,7 +31,7 @@ use crate::transport::posts::PeerState;
 use crate::transport::requests::Requests;
 use crate::transport::{Event, Outcome, Traffic};
 use crate::types::Rank;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A long message that is with its sender, who waits to be told where to write it.
@@ -39,6 +39,7 @@ use std::sync::Arc;
 struct Offered {
     transfer: u32,
     total: u64,
+    pieces: u32,
 }
 
 /// One peer. What every message touches comes first, together.
@@ -59,15 +60,19 @@ pub struct Peer<D: Device> {
     is_leaving: bool,
     /// How often its slot was used (clause 23).
     epoch: u32,
+    /// What this rank knows it by, beside its positions.
+    number: Option<u32>,
     pair: Pair<D>,
     outbox: Outbox<D>,
     inbox: Inbox<D>,
     credits: Credits,
     matching: Matching<Offered>,
-    /// Short gets under way on the lead, in order.
-    gets: VecDeque<Get<D>>,
+    /// Short gets under way on the lead, by number.
+    gets: BTreeMap<u64, Get<D>>,
+    next_get: u64,
     transfers: Transfers<D>,
     incoming: IncomingMessages<D>,
+    puts: IncomingPuts,
     regions: Regions,
     /// Atomic operations that the peer's processor does.
     changes: Requests,
@@ -84,14 +89,17 @@ impl<D: Device> Peer<D> {
             is_told: false,
             is_leaving: false,
             epoch: 0,
+            number: None,
             pair: Pair::new(),
             outbox: Outbox::new(slots),
             inbox: Inbox::new(slots),
             credits: Credits::default(),
             matching: Matching::new(),
-            gets: VecDeque::new(),
+            gets: BTreeMap::new(),
+            next_get: 0,
             transfers: transfers::none(),
             incoming: IncomingMessages::new(),
+            puts: IncomingPuts::default(),
             regions: Regions::default(),
             changes: Requests::default(),
         }
@@ -127,12 +135,18 @@ impl<D: Device> Peer<D> {
     }
 
     /// Makes the memory of both rings, unless that was done.
-    pub fn make_rings(&mut self, shared: &Shared<D>) -> Result<()> {
+    pub fn make_rings(&mut self, shared: &mut Shared<D>) -> Result<()> {
         if self.inbox.has_memory() {
             return Ok(());
         }
+        let number = shared.numbers.take(self.rank);
+        self.number = Some(number.ok_or_else(|| Error::Exhausted {
+            what: "connected peers".into(),
+            limit: format!("{SENDERS_MAX} at once"),
+            remedy: "use collectives whose ranks have fewer partners".into(),
+        })?);
         let make = || {
-            let bytes = shared.sizes.slots as usize * SLOT_BYTES;
+            let bytes = shared.sizes.ring as usize * SLOT_BYTES;
             let region = Arc::new(Region::private(bytes)?);
             // The order is strict: a record must be there when its arrival is told.
             Registered::region(region, &shared.rails, false).map(Arc::new)
@@ -161,6 +175,11 @@ impl<D: Device> Peer<D> {
     /// Whether it was expected; not any more.
     pub fn take_expected(&mut self) -> bool {
         std::mem::take(&mut self.is_expected)
+    }
+
+    /// The number that this rank knows it by.
+    pub fn number(&self) -> Option<u32> {
+        self.number
     }
 
     /// The queues with it.
@@ -200,11 +219,9 @@ impl<D: Device> Peer<D> {
         self.mark(shared);
     }
 
-    /// Whether everything that was posted has left and arrived. What was under way when its queue
-    /// pair ended has not, as far as is known.
+    /// Whether everything that was posted has left and arrived.
     pub fn is_idle(&self) -> bool {
         self.outbox.is_clear()
-            && self.pair.is_settled()
             && self.transfers.queued_count() == 0
             && self.outbox.is_posted()
             && self.pair.links().all(Link::is_idle)
@@ -229,38 +246,18 @@ impl<D: Device> Peer<D> {
         self.transfers.count() > 0
     }
 
-    /// Does what follows from the arrival of a position.
-    pub fn follow(&mut self, position: u64, then: Then, shared: &mut Shared<D>) {
-        match then {
-            Then::Nothing => {}
-            Then::Complete { token, bytes } => {
-                self.outbox.end_put(position);
-                shared
-                    .ends
-                    .complete(self.rank, token, Outcome::Done, bytes, 0);
-            }
-            Then::EndTransfer(id) => {
-                if let Some(transfer) = self.transfers.remove(id) {
-                    shared.counts.written_bytes += transfer.total;
-                    let (token, total) = (transfer.token, transfer.total);
-                    shared
-                        .ends
-                        .complete(self.rank, token, Outcome::Done, total, 0);
-                }
-            }
-        }
-    }
-
     /// Whether it has said that it leaves in good order, so that all that it has sent has come.
     pub fn is_leaving(&self) -> bool {
         self.is_leaving
     }
 
-    /// The peer leaves, and has had this many positions.
-    pub fn handle_leaving(&mut self, received: u64, shared: &mut Shared<D>) {
+    /// The peer leaves, and has consumed this many positions.
+    pub fn handle_leaving(&mut self, consumed: u64, shared: &mut Shared<D>) {
         self.is_leaving = true;
-        for (position, then) in self.pair.confirm(received) {
-            self.follow(position, then, shared);
+        // Anything else is no news, or not true.
+        let count = self.outbox.newly_consumed(consumed as u32 & VALUE_MASK);
+        for _ in 0..count.unwrap_or(0) {
+            self.pop_position(shared);
         }
     }
 
@@ -268,17 +265,12 @@ impl<D: Device> Peer<D> {
     pub fn handle_ended_links(&mut self, ended: Vec<What>, shared: &mut Shared<D>) {
         for what in ended {
             match what {
-                // The peer has said that it came, before the device did.
-                What::Position(position, then) if position < self.outbox.consumed() => {
-                    self.follow(position, then, shared);
-                }
-                What::Position(position, then) => self.pair.keep_unsettled(position, then),
                 What::Piece {
                     transfer,
                     offset,
                     bytes,
                 } => {
-                    shared.counts.pieces_again += u64::from(bytes > 0);
+                    shared.counts.pieces_again += 1;
                     match self.transfers.get_mut(transfer) {
                         Some(lost) if lost.atomic.is_some() => self.end_lost(transfer, shared),
                         Some(lost) => lost.pieces.give_back(offset, bytes),
@@ -291,13 +283,21 @@ impl<D: Device> Peer<D> {
                         .ends
                         .complete(self.rank, token, Outcome::Flushed, bytes, 0);
                 }
-                // Gets go on below, and counters are told anew.
-                What::Get | What::Told | What::Nothing => {}
-                What::BadPut(position) => self.outbox.push_bad_put(position),
+                // Gets go on below, and records are posted again.
+                What::Get(_) | What::Record(_) | What::Nothing => {}
             }
         }
-        self.transfers.end_links();
+        for id in self.transfers.ids(|transfer| transfer.has_come) {
+            self.end_whole(id, shared);
+        }
+        for id in self.transfers.end_links() {
+            self.ask(id, shared);
+        }
+        self.outbox.note_unread();
         self.outbox.drop_waiting_grants();
+        self.inbox.forget_early();
+        self.incoming.begin_again();
+        self.puts.begin_all_again();
         self.pair.take_fault();
         self.go_on_with_gets(shared);
     }
@@ -308,17 +308,17 @@ impl<D: Device> Peer<D> {
         let received = self.inbox.received();
         Had {
             received,
-            untold: self.outbox.untold_count(received),
+            untold: (received - self.inbox.consumed()) as u32,
             matched: self.credits.tell(),
         }
     }
 
     /// The peer's ring is here from now on, and the first rail with a queue leads to it; false:
     /// there is none.
-    pub fn join(&mut self, target: Target) -> bool {
+    pub fn join(&mut self, target: Target, number: u32) -> bool {
         let has_lead = self.pair.choose_lead();
         if has_lead {
-            self.outbox.set_target(target);
+            self.outbox.set_target(target, number);
         }
         has_lead
     }
@@ -326,13 +326,15 @@ impl<D: Device> Peer<D> {
     /// Both sides can receive: everything goes on.
     pub fn go_up(&mut self, shared: &mut Shared<D>) {
         self.outbox.note_reached();
-        for transfer in self.incoming.transfers() {
+        for transfer in self.incoming.untold() {
             self.push_grant(transfer, shared);
         }
-        self.transfers.make_all_busy();
+        for id in self.transfers.ids(Transfer::can_go_on) {
+            self.transfers.make_busy(id);
+        }
         if self.pair.generation().trouble.is_some() {
             // Something has to get through, so that the trouble ends.
-            self.push(Record::Nothing, View::empty(), None, shared);
+            self.push(Record::Nothing, View::empty(), About::Nothing, shared);
         }
         self.mark(shared);
         self.tell_connected(shared);
@@ -349,6 +351,9 @@ impl<D: Device> Peer<D> {
     /// of the peer writes here any more.
     pub fn flush(&mut self, shared: &mut Shared<D>) {
         self.state = PeerState::Gone;
+        if let Some(number) = self.number.take() {
+            shared.numbers.give_back(number);
+        }
         let mut tokens = self.matching.flush(|_| false);
         tokens.extend(self.outbox.flush());
         tokens.extend(self.transfers.flush().map(|transfer| transfer.token));

@@ -8,16 +8,14 @@ use crate::transport::pieces::{choose_rail, piece_bytes, window_bytes};
 use crate::transport::rdma::device::{Device, Local, Operation};
 use crate::transport::rdma::gets::{self, Get};
 use crate::transport::rdma::link::{AT_ONCE_MAX, Link, What};
-use crate::transport::rdma::record::Record;
+use crate::transport::rdma::outbox::About;
+use crate::transport::rdma::record::{Immediate, Record};
 use crate::transport::rdma::regions::Target;
 use crate::transport::rdma::shared::Shared;
 use crate::transport::rdma::sizes::PIECES_UNDER_WAY;
 use crate::transport::rdma::transfers::{Kind, Transfer};
 use crate::transport::{Atomic, Outcome, PostError};
 use std::sync::Arc;
-
-/// Bytes that are read behind pieces. Some devices touch no memory for a read of none.
-const SEEN_BYTES: u64 = 8;
 
 /// What is posted next, after a piece of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,7 +37,7 @@ impl<D: Device> Peer<D> {
         let (range, total) = (transfer.range, transfer.total);
         if !self.regions.is_known(range.0) {
             let record = Record::Ask { key: range.0.0 };
-            return self.push(record, View::empty(), None, shared);
+            return self.push(record, View::empty(), About::Nothing, shared);
         }
         match self.regions.target(range, total) {
             Some(target) => self.start(id, target, shared),
@@ -83,7 +81,12 @@ impl<D: Device> Peer<D> {
         shared
             .ends
             .complete(self.rank, transfer.token, outcome, transfer.total, 0);
-        self.outbox.clear_end(id);
+        if transfer.kind == Kind::Put && transfer.target.is_some() {
+            let record = Record::PutOver {
+                transfer: id as u32,
+            };
+            self.push(record, View::empty(), About::Nothing, shared);
+        }
     }
 
     /// Where a transfer goes is known.
@@ -92,11 +95,39 @@ impl<D: Device> Peer<D> {
             return;
         };
         transfer.target = Some(target);
+        transfer.is_asking = false;
         if transfer.total == 0 && transfer.kind == Kind::Get {
             return self.end_get(id, shared);
         }
+        if transfer.kind == Kind::Put {
+            let (transfer, pieces) = (id as u32, transfer.pieces_count());
+            let record = Record::PutOffer { transfer, pieces };
+            self.push(record, View::empty(), About::Nothing, shared);
+        }
         self.transfers.make_busy(id);
         self.mark(shared);
+    }
+
+    /// Asks the peer what has become of a transfer that a fault has cut.
+    pub(super) fn ask(&mut self, id: u64, shared: &mut Shared<D>) {
+        let Some(asking) = self.transfers.get(id) else {
+            return;
+        };
+        let (transfer, pieces) = (id as u32, asking.pieces_count());
+        let record = match asking.kind {
+            Kind::Put => Record::PutAgain { transfer, pieces },
+            _ => Record::Again { transfer },
+        };
+        self.push(record, View::empty(), About::Nothing, shared);
+    }
+
+    /// The pieces of a put are to be written again.
+    pub(super) fn handle_go(&mut self, id: u64, shared: &mut Shared<D>) {
+        if let Some(put) = self.transfers.get_mut(id).filter(|t| t.is_asking) {
+            put.is_asking = false;
+            self.transfers.make_busy(id);
+            self.mark(shared);
+        }
     }
 
     pub(super) fn add_transfer(
@@ -120,6 +151,8 @@ impl<D: Device> Peer<D> {
         };
         let token = token.expect("long transfers have completions");
         let mut transfer = Transfer::new(kind, (memory, offset), total, range, token);
+        let most = u64::from(shared.settings.chunk_bytes);
+        transfer.piece_bytes = piece_bytes(total, shared.rails.len(), most);
         transfer.bounce = bounce;
         Ok(self.transfers.insert(transfer))
     }
@@ -166,7 +199,7 @@ impl<D: Device> Peer<D> {
                     next => break next,
                 }
             };
-            let has_more = self.transfers.get(id).is_some_and(|t| !t.waits());
+            let has_more = self.transfers.get(id).is_some_and(Transfer::can_go_on);
             match next == Next::NoRoom && !has_moved {
                 // The others would find none either, and there may be a thousand.
                 true => return self.transfers.enqueue_first(id),
@@ -176,33 +209,13 @@ impl<D: Device> Peer<D> {
         }
     }
 
-    /// Posts one piece or the end.
+    /// Posts one piece.
     fn queue_piece(&mut self, id: u64, shared: &mut Shared<D>) -> Next {
-        let Some(transfer) = self.transfers.get(id).filter(|t| t.target.is_some()) else {
+        let Some(transfer) = self.transfers.get(id).filter(|t| t.can_go_on()) else {
             return Next::Other;
         };
-        let lead = self.pair.lead();
-        let others = |at: usize| at != lead && transfer.under_way[at] > 0;
-        let is_apart = (0..transfer.under_way.len()).any(others);
-        let unseen = transfer.unseen.iter().position(|&is_unseen| is_unseen);
-        let can_end = !is_apart
-            && unseen.is_none()
-            && self.outbox.check_room().is_ok()
-            && transfer.kind != Kind::Get;
-        if transfer.pieces.is_empty() {
-            if let Some(rail) = unseen {
-                return self.read_behind(id, rail, shared);
-            }
-            let is_end = can_end && !transfer.has_end;
-            if is_end {
-                self.push_end(id, (transfer.total, 0), shared);
-            }
-            return Next::Other;
-        }
-        let count = self.pair.links().count();
-        let most = u64::from(shared.settings.chunk_bytes);
-        let bytes_max = piece_bytes(transfer.total, count, most);
-        let window = window_bytes(bytes_max, most);
+        let bytes_max = transfer.piece_bytes;
+        let window = window_bytes(bytes_max, u64::from(shared.settings.chunk_bytes));
         let has_room = |link: &&Link<D>| {
             transfer.memory.is_on(link.rail)
                 && link.has_room()
@@ -211,59 +224,17 @@ impl<D: Device> Peer<D> {
         };
         let open = self.pair.links().filter(has_room);
         // Atomic operations are atomic only among those of one device.
-        let is_bound = transfer.atomic.is_some();
+        let (is_bound, lead) = (transfer.atomic.is_some(), self.pair.lead());
         let open = open.filter(|link| !is_bound || link.rail == lead);
         let rail = choose_rail(open.map(|link| (link.rail, link.outstanding_bytes)));
         let Some(rail) = rail else {
             return Next::NoRoom;
         };
-        let Some((offset, bytes, is_last)) = transfer.pieces.peek(bytes_max) else {
+        let Some((offset, bytes, _)) = transfer.pieces.peek(bytes_max) else {
             return Next::Other;
         };
-        if is_last && can_end && rail == lead {
-            self.take(id, bytes);
-            self.push_end(id, (offset, bytes), shared);
-            return Next::Other;
-        }
-        self.take(id, bytes);
         self.queue_one(id, rail, (offset, bytes), shared);
         Next::Piece
-    }
-
-    /// Reads a word of the peer behind the pieces of a rail. When it has come, they are visible
-    /// there: an acknowledgement of a write says only that the peer's device has it, and what the
-    /// lead writes later may overtake it.
-    fn read_behind(&mut self, id: u64, rail: usize, shared: &mut Shared<D>) -> Next {
-        let transfer = self.transfers.get_mut(id).expect("looked at just now");
-        let landing = shared.landing.as_ref();
-        let segment = landing.and_then(|memory| memory.segment(rail, 0, SEEN_BYTES));
-        let place = self.outbox.ring_place(rail);
-        let link = self.pair.link(rail).filter(|link| link.has_room());
-        let (Some(segment), Some(place), Some(link)) = (segment, place, link) else {
-            return Next::NoRoom;
-        };
-        let what = What::Piece {
-            transfer: id,
-            offset: 0,
-            bytes: 0,
-        };
-        link.queue(Operation::Read(place), Some(segment), what);
-        transfer.unseen[rail] = false;
-        transfer.under_way[rail] += 1;
-        shared.counts.reads_behind += 1;
-        Next::Piece
-    }
-
-    fn take(&mut self, id: u64, bytes: u64) {
-        let transfer = self.transfers.get_mut(id).expect("looked at just now");
-        transfer.pieces.take(bytes);
-    }
-
-    fn push_end(&mut self, id: u64, (offset, bytes): (u64, u64), shared: &mut Shared<D>) {
-        let transfer = self.transfers.get_mut(id).expect("looked at just now");
-        transfer.has_end = true;
-        self.outbox.push_end(id, offset, bytes);
-        self.queue_positions(shared);
     }
 
     fn queue_one(
@@ -273,16 +244,19 @@ impl<D: Device> Peer<D> {
         (offset, bytes): (u64, u64),
         shared: &mut Shared<D>,
     ) {
-        let lead = self.pair.lead();
+        let number = self.outbox.number();
         let transfer = self.transfers.get_mut(id).expect("looked at just now");
+        transfer.pieces.take(bytes);
         let segment = (transfer.memory).segment(rail, transfer.offset + offset, bytes);
         let place = transfer.target.expect("checked").place(rail, offset);
-        let operation = match transfer.kind {
-            Kind::Get => gets::operation(transfer.atomic, place),
-            _ => Operation::Write(place, None),
+        let operation = match (transfer.kind, number) {
+            (Kind::Get, _) | (_, None) => gets::operation(transfer.atomic, place),
+            (_, Some(number)) => {
+                let immediate = Immediate::Piece(id as u32).emit(number);
+                Operation::Write(place, Some(immediate))
+            }
         };
-        transfer.under_way[rail] += 1;
-        transfer.unseen[rail] = transfer.kind != Kind::Get && rail != lead;
+        transfer.under_way += 1;
         shared.counts.pieces += 1;
         let what = What::Piece {
             transfer: id,
@@ -323,14 +297,18 @@ impl<D: Device> Peer<D> {
         };
         let operation = gets::operation(atomic, target.place(rail, 0));
         let link = self.pair.lead_link().expect("looked at just now");
-        let posted = link.post_now(operation, (Local::One(segment), bytes), What::Get);
-        self.gets.push_back(Get {
+        let number = self.next_get;
+        self.next_get += 1;
+        let what = What::Get(number);
+        let posted = link.post_now(operation, (Local::One(segment), bytes), what);
+        let get = Get {
             token,
             view,
             memory,
             range,
             atomic,
-        });
+        };
+        self.gets.insert(number, get);
         shared.counts.pieces += 1;
         self.note_post(posted, shared);
         self.break_if_asked(rail, shared);
@@ -345,9 +323,9 @@ impl<D: Device> Peer<D> {
         self.is_free() && self.outbox.is_posted() && self.pair.lead_link().is_some_and(is_open)
     }
 
-    /// The first short get has come: a queue ends them in order.
-    pub(super) fn end_first_get(&mut self, outcome: Outcome, shared: &mut Shared<D>) {
-        let Some(get) = self.gets.pop_front() else {
+    /// A short get has come, or has ended otherwise.
+    pub(super) fn end_short_get(&mut self, number: u64, outcome: Outcome, shared: &mut Shared<D>) {
+        let Some(get) = self.gets.remove(&number) else {
             return;
         };
         let bytes = get.view.len_bytes() as u64;
@@ -364,12 +342,12 @@ impl<D: Device> Peer<D> {
 
     /// The queue has ended before the rest of the short gets came.
     pub(super) fn go_on_with_gets(&mut self, shared: &mut Shared<D>) {
-        while let Some(first) = self.gets.front() {
-            if first.atomic.is_some() {
-                self.end_first_get(Outcome::Flushed, shared);
+        for (number, get) in std::mem::take(&mut self.gets) {
+            if get.atomic.is_some() {
+                self.gets.insert(number, get);
+                self.end_short_get(number, Outcome::Flushed, shared);
                 continue;
             }
-            let get = self.gets.pop_front().expect("looked at just now");
             shared.counts.pieces_again += 1;
             let total = get.view.len_bytes() as u64;
             let place = (get.memory, get.view.offset());

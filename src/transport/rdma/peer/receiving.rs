@@ -1,11 +1,12 @@
 //! What comes: positions of the ring, records in its slots, and confirmations of what was posted.
 
-use super::Peer;
+use super::{Offered, Peer};
 use crate::kernel;
 use crate::memory::{RegionKey, View};
 use crate::transport::rdma::device::Device;
 use crate::transport::rdma::greeting::Had;
-use crate::transport::rdma::link::{Then, What};
+use crate::transport::rdma::link::What;
+use crate::transport::rdma::outbox::About;
 use crate::transport::rdma::record::{
     HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, Told, VALUE_MASK,
 };
@@ -15,24 +16,21 @@ use crate::transport::rdma::transfers::{Kind, Transfer};
 use crate::transport::{Atomic, Outcome, PostError, RemoteRange};
 
 impl<D: Device> Peer<D> {
-    /// Something has come that took a receive.
-    pub fn handle_immediate(&mut self, bits: u32, shared: &mut Shared<D>) -> Result<(), String> {
-        match Immediate::parse(bits)? {
-            Immediate::Slot => {
-                let position = self.inbox.receive();
-                self.handle_slot(position, shared)?;
+    /// A write of it has come.
+    #[inline]
+    pub fn handle_immediate(
+        &mut self,
+        what: Immediate,
+        shared: &mut Shared<D>,
+    ) -> Result<(), String> {
+        match what {
+            Immediate::Slot(position) => {
+                self.inbox.arrive(position)?;
+                while let Some(position) = self.inbox.take_next() {
+                    self.handle_slot(position, shared)?;
+                }
             }
-            Immediate::Bare(count) => {
-                self.inbox.receive();
-                self.handle_consumed(count, shared)?;
-            }
-            Immediate::Last(transfer) => {
-                self.inbox.receive();
-                self.handle_last(transfer, shared);
-            }
-            Immediate::Consumed(count) => self.handle_consumed(count, shared)?,
-            Immediate::BadPut(position) => self.handle_bad_put(position, shared),
-            Immediate::Matched(class, count) => self.credits.handle_told(class, count),
+            Immediate::Piece(transfer) => self.handle_piece_come(transfer, shared)?,
         }
         if self.inbox.is_due() {
             self.mark(shared);
@@ -62,7 +60,15 @@ impl<D: Device> Peer<D> {
                 header,
                 transfer,
                 total,
-            } => self.handle_offer((tag, header), (transfer, total), shared)?,
+                pieces,
+            } => {
+                let offered = Offered {
+                    transfer,
+                    total,
+                    pieces,
+                };
+                self.handle_offer((tag, header), offered, shared)?;
+            }
             Record::Grant {
                 transfer,
                 address,
@@ -80,6 +86,19 @@ impl<D: Device> Peer<D> {
                 self.resolve_all(RegionKey(key), shared);
             }
             Record::Nothing => {}
+            Record::BadPut { position } => self.handle_bad_put(position, shared),
+            Record::PutOffer { transfer, pieces } => {
+                if self.puts.begin(transfer, pieces)? {
+                    self.tell_put_done(transfer, shared);
+                }
+            }
+            Record::PutAgain { transfer, pieces } => {
+                self.handle_put_again((transfer, pieces), shared);
+            }
+            Record::PutOver { transfer } => self.puts.forget(transfer),
+            Record::Go { transfer } => self.handle_go(u64::from(transfer), shared),
+            Record::PutDone { transfer } => self.handle_put_done(u64::from(transfer), shared),
+            Record::Again { transfer } => self.handle_again(transfer, shared),
             Record::Ask { key } => self.tell_region(RegionKey(key), shared),
             Record::Change {
                 id,
@@ -109,11 +128,16 @@ impl<D: Device> Peer<D> {
     }
 
     /// The first position is consumed.
-    fn pop_position(&mut self, shared: &mut Shared<D>) {
-        if let Some((token, bytes)) = self.outbox.pop() {
-            shared
-                .ends
-                .complete(self.rank, token, Outcome::Done, bytes, 0);
+    pub(super) fn pop_position(&mut self, shared: &mut Shared<D>) {
+        match self.outbox.pop() {
+            About::Put { token, bytes } => {
+                shared
+                    .ends
+                    .complete(self.rank, token, Outcome::Done, bytes, 0);
+            }
+            About::BadPut => self.inbox.let_go(),
+            About::Grant(transfer) => self.incoming.note_told(transfer),
+            About::PutDone(_) | About::Nothing => {}
         }
     }
 
@@ -132,8 +156,10 @@ impl<D: Device> Peer<D> {
                 shared.counts.copied_bytes += bytes;
             }
             None => {
-                self.outbox.push_bad_put(position as u32 & VALUE_MASK);
-                self.mark(shared);
+                self.inbox.hold_back(position);
+                let position = position as u32 & VALUE_MASK;
+                let record = Record::BadPut { position };
+                self.push(record, View::empty(), About::BadPut, shared);
             }
         }
         self.inbox.await_slowly();
@@ -162,6 +188,28 @@ impl<D: Device> Peer<D> {
             Some(kind) => return Err(format!("it granted transfer {id}, a {kind:?}")),
         }
         Ok(())
+    }
+
+    /// All pieces of a put have come.
+    fn handle_put_done(&mut self, id: u64, shared: &mut Shared<D>) {
+        let Some(put) = self.transfers.get_mut(id).filter(|t| t.kind == Kind::Put) else {
+            return;
+        };
+        put.has_come = true;
+        if put.under_way == 0 {
+            self.end_whole(id, shared);
+        }
+    }
+
+    /// A message or put has moved.
+    pub(super) fn end_whole(&mut self, id: u64, shared: &mut Shared<D>) {
+        if let Some(transfer) = self.transfers.remove(id) {
+            shared.counts.written_bytes += transfer.total;
+            let (token, total) = (transfer.token, transfer.total);
+            shared
+                .ends
+                .complete(self.rank, token, Outcome::Done, total, 0);
+        }
     }
 
     /// The peer does not want a long message: the send is over.
@@ -224,7 +272,7 @@ impl<D: Device> Peer<D> {
             }
             None => Record::Forget { key: key.0 },
         };
-        self.push(record, View::empty(), None, shared);
+        self.push(record, View::empty(), About::Nothing, shared);
     }
 
     /// Everything up to this post on a rail has arrived.
@@ -234,37 +282,38 @@ impl<D: Device> Peer<D> {
             && let Some(what) = link.pop_arrived(id)
         {
             match what {
-                What::Position(position, then) => self.follow(position, then, shared),
-                What::Piece { transfer, .. } => self.handle_piece(rail, transfer, shared),
+                What::Piece { transfer, .. } => self.handle_moved(transfer, shared),
                 What::Word { token, bytes } => {
                     shared
                         .ends
                         .complete(self.rank, token, Outcome::Done, bytes, 0);
                 }
-                What::Get => self.end_first_get(Outcome::Done, shared),
-                What::Told | What::BadPut(_) | What::Nothing => {}
+                What::Get(number) => self.end_short_get(number, Outcome::Done, shared),
+                What::Record(slot) => self.outbox.note_read(slot),
+                What::Nothing => {}
             }
         }
-        if self.transfers.queued_count() > 0 || !self.outbox.is_posted() {
+        // Where the next slot was not free, what waits for it goes on now.
+        let has_waited = !D::IS_ORDERED && (!self.outbox.is_clear() || self.inbox.is_due());
+        if self.transfers.queued_count() > 0 || !self.outbox.is_posted() || has_waited {
             self.mark(shared);
         }
     }
 
-    fn handle_piece(&mut self, rail: usize, id: u64, shared: &mut Shared<D>) {
+    /// A piece has moved. A put ends when its owner has said so, too.
+    fn handle_moved(&mut self, id: u64, shared: &mut Shared<D>) {
         let Some(transfer) = self.transfers.get_mut(id) else {
             return;
         };
-        transfer.under_way[rail] = transfer.under_way[rail].saturating_sub(1);
-        if !transfer.pieces.is_empty() || transfer.is_under_way() {
+        transfer.under_way = transfer.under_way.saturating_sub(1);
+        if !transfer.pieces.is_empty() || transfer.under_way > 0 {
             return;
         }
         match transfer.kind {
             Kind::Get => self.end_get(id, shared),
-            _ if !transfer.has_end => {
-                self.transfers.make_busy(id);
-                self.mark(shared);
-            }
-            _ => {}
+            Kind::Message => self.end_whole(id, shared),
+            Kind::Put if transfer.has_come => self.end_whole(id, shared),
+            Kind::Put => {}
         }
     }
 
@@ -277,33 +326,20 @@ impl<D: Device> Peer<D> {
         let of_transfer = match *what {
             What::Piece { transfer, .. } => Some(transfer),
             What::Word { token, bytes } => {
-                *what = What::Told;
+                *what = What::Nothing;
                 shared
                     .ends
                     .complete(self.rank, token, Outcome::BadKey, bytes, 0);
                 None
             }
-            What::Position(_, Then::EndTransfer(transfer)) => Some(transfer),
-            What::Position(position, Then::Complete { token, bytes }) => {
-                if self.outbox.clear_entry(position) {
-                    if let Some(link) = self.pair.link(rail) {
-                        link.forget(position);
-                    }
-                    shared
-                        .ends
-                        .complete(self.rank, token, Outcome::BadKey, bytes, 0);
-                }
-                None
-            }
-            What::Get => {
-                // Those before it have come.
+            What::Get(number) => {
                 if let Some(link) = self.pair.link(rail) {
                     link.end_post(id);
                 }
-                self.end_first_get(Outcome::BadKey, shared);
+                self.end_short_get(number, Outcome::BadKey, shared);
                 None
             }
-            _ => None,
+            What::Record(_) | What::Nothing => None,
         };
         let Some(transfer) = of_transfer.and_then(|id| self.transfers.get_mut(id)) else {
             return;
@@ -324,22 +360,15 @@ impl<D: Device> Peer<D> {
     pub fn settle(&mut self, had: &Had, shared: &mut Shared<D>) -> Result<(), String> {
         let count = (self.outbox).newly_consumed(had.received as u32 & VALUE_MASK)?;
         let received = self.outbox.consumed() + count;
-        for (position, then) in self.pair.settle(received) {
-            self.follow(position, then, shared);
+        let (granted, again) = self.outbox.rewind(received);
+        shared.counts.positions_again += again;
+        for transfer in granted {
+            self.incoming.note_told(transfer);
         }
         for _ in u64::from(had.untold)..count {
             self.pop_position(shared);
         }
         self.credits.handle_all_told(had.matched);
-        let (lost, again) = self.outbox.rewind(received);
-        shared.counts.positions_again += again;
-        for (id, offset, bytes) in lost {
-            if !self.transfers.give_back_end(id, offset, bytes) {
-                return Err(String::from(
-                    "its device has acknowledged the end of a long message and failed before that came to it",
-                ));
-            }
-        }
         Ok(())
     }
 }

@@ -5,22 +5,17 @@ use super::Peer;
 use crate::kernel;
 use crate::limits::INLINE_BYTES_MAX;
 use crate::memory::{RegionKey, View};
-use crate::transport::rdma::device::{Device, Local, Operation, Place, Queue};
-use crate::transport::rdma::link::{Then, What};
-use crate::transport::rdma::outbox::{CopiedPut, Entry};
+use crate::transport::rdma::device::{Device, Local, Operation, Queue};
+use crate::transport::rdma::link::What;
+use crate::transport::rdma::outbox::About;
 use crate::transport::rdma::pair::Fault;
-use crate::transport::rdma::record::{HEADER_BYTES, Immediate, Record, Told};
-use crate::transport::rdma::regions::Target;
+use crate::transport::rdma::record::{Immediate, Record, Told};
 use crate::transport::rdma::shared::Shared;
-use crate::transport::rdma::transfers::Kind;
+use crate::transport::rdma::transfers::{Kind, Transfer};
 use crate::transport::{
     Atomic, Outcome, PostError, RemoteRange, TAG_CLASSES, URGENT_CLASS, tag_class,
 };
 
-/// Puts of at most a flag line are copied by the peer's processor. A device may write a line in
-/// parts, and with relaxed ordering even a word may be there before what was put earlier; but a
-/// rank that finds a stamp must also find all that was put before it.
-const LINE_BYTES: u64 = 64;
 const WORD_BYTES: u64 = 8;
 
 impl<D: Device> Peer<D> {
@@ -29,16 +24,16 @@ impl<D: Device> Peer<D> {
         &mut self,
         record: Record,
         payload: View,
-        put: CopiedPut,
+        about: About,
         shared: &mut Shared<D>,
     ) {
-        self.add(record, payload, put, shared);
+        self.add(record, payload, about, shared);
         self.mark(shared);
     }
 
-    fn add(&mut self, record: Record, payload: View, put: CopiedPut, shared: &mut Shared<D>) {
+    fn add(&mut self, record: Record, payload: View, about: About, shared: &mut Shared<D>) {
         shared.counts.copied_bytes += payload.len_bytes() as u64;
-        self.outbox.add(record, payload, put);
+        self.outbox.add(record, payload, about);
     }
 
     /// Whether nothing else waits to leave.
@@ -66,7 +61,7 @@ impl<D: Device> Peer<D> {
     fn hand_over(&mut self, shared: &mut Shared<D>) {
         match self.is_free() && self.pair.lead_link().is_some_and(|link| link.is_idle()) {
             true => {
-                self.queue_positions(shared);
+                self.queue_positions();
                 self.ring_doorbell(self.pair.lead(), shared);
             }
             false => self.mark(shared),
@@ -102,7 +97,8 @@ impl<D: Device> Peer<D> {
         }
         if is_short {
             let bytes = total as u32;
-            self.add(Record::Message { tag, header, bytes }, source, None, shared);
+            let record = Record::Message { tag, header, bytes };
+            self.add(record, source, About::Nothing, shared);
             if let Some(token) = token {
                 shared
                     .ends
@@ -116,8 +112,9 @@ impl<D: Device> Peer<D> {
                 header,
                 transfer: id as u32,
                 total: total as u64,
+                pieces: self.transfers.get(id).map_or(0, Transfer::pieces_count),
             };
-            self.add(record, View::empty(), None, shared);
+            self.add(record, View::empty(), About::Nothing, shared);
         }
         self.credits.note_sent(class);
         self.hand_over(shared);
@@ -131,7 +128,8 @@ impl<D: Device> Peer<D> {
         token: u64,
         shared: &mut Shared<D>,
     ) -> Result<(), PostError> {
-        if shared.settings.has_plain_words
+        if D::IS_ORDERED
+            && shared.settings.has_plain_words
             && let Some(posted) = self.put_plainly(source, to, token, shared)
         {
             return posted;
@@ -144,27 +142,17 @@ impl<D: Device> Peer<D> {
             self.resolve(id, shared);
             return Ok(());
         }
-        let target = self.regions.target((to.key, to.offset), bytes);
-        match target.filter(|_| bytes > LINE_BYTES) {
-            Some(target) => self.keep_put(source, target, token, shared),
-            None => {
-                let record = Record::Put {
-                    key: to.key.0,
-                    offset: to.offset,
-                    bytes: bytes as u32,
-                };
-                self.add(record, source, Some((token, bytes)), shared);
-            }
-        }
+        // The peer's processor copies it: a device may write a line in parts, and may make it
+        // visible before what was put earlier; but a rank that finds a stamp must also find all
+        // that was put before it.
+        let record = Record::Put {
+            key: to.key.0,
+            offset: to.offset,
+            bytes: bytes as u32,
+        };
+        self.add(record, source, About::Put { token, bytes }, shared);
         self.hand_over(shared);
         Ok(())
-    }
-
-    /// Gives a put a position, and keeps its bytes until it is known to have come.
-    #[inline]
-    fn keep_put(&mut self, source: View, target: Target, token: u64, shared: &mut Shared<D>) {
-        shared.counts.copied_bytes += source.len_bytes() as u64;
-        self.outbox.push_put(source, target, token);
     }
 
     /// Puts a word without telling its owner; `None`: it cannot go so, or something waits to leave
@@ -232,7 +220,7 @@ impl<D: Device> Peer<D> {
         let ring = self.outbox.ring_place(self.pair.lead());
         let link = self.pair.lead_with_room().filter(|link| link.is_untold());
         if let (Some(place), Some(link)) = (ring, link) {
-            link.queue(Operation::Write(place, None), None, What::Told);
+            link.queue(Operation::Write(place, None), None, What::Nothing);
             self.mark(shared);
         }
     }
@@ -276,105 +264,43 @@ impl<D: Device> Peer<D> {
     /// Wakes the peer, unless something on its way does.
     pub fn notify(&mut self, shared: &mut Shared<D>) {
         if self.outbox.needs_wake_up() {
-            self.push(Record::Nothing, View::empty(), None, shared);
+            self.push(Record::Nothing, View::empty(), About::Nothing, shared);
         }
         self.outbox.note_notified();
     }
 
     /// Posts what there is room for, and rings the doorbells.
     pub fn pump(&mut self, shared: &mut Shared<D>) {
-        if !self.pair.is_up() || !self.queue_bad_puts() {
+        if !self.pair.is_up() {
             return;
         }
         self.outbox.place_waiting();
-        self.queue_positions(shared);
+        self.queue_positions();
         self.queue_transfers(shared);
-        self.queue_told();
+        self.tell_alone();
         for at in 0..self.pair.rails_count() {
             self.ring_doorbell(at, shared);
         }
     }
 
     /// Posts the positions of the ring that are not posted yet.
-    pub(super) fn queue_positions(&mut self, shared: &mut Shared<D>) {
+    pub(super) fn queue_positions(&mut self) {
         let rail = self.pair.lead();
-        while let Some((position, entry)) = self.outbox.unposted() {
+        while let Some((position, bytes)) = self.outbox.unposted() {
             let slot = self.outbox.slot_of(position);
-            let Some(ring) = self.outbox.ring_place(rail) else {
+            let Some((place, sender)) = self.outbox.slot_place(slot, rail) else {
                 return;
             };
+            let segment = self.outbox.segment(slot, rail, u64::from(bytes));
             let Some(link) = self.pair.lead_with_room() else {
                 return;
             };
-            let write =
-                |place, immediate: Immediate| Operation::Write(place, Some(immediate.emit()));
-            match entry {
-                Entry::Record { bytes, .. } => {
-                    let segment = self.outbox.segment(slot, rail, 0, u64::from(bytes));
-                    let place = self.outbox.slot_place(slot, rail).unwrap_or(ring);
-                    let operation = write(place, Immediate::Slot);
-                    link.queue(operation, segment, What::Position(position, Then::Nothing));
-                    let told = self.tell();
-                    self.outbox.write_told(slot, told);
-                }
-                Entry::Put {
-                    bytes,
-                    target,
-                    token,
-                } => {
-                    let (at, bytes) = (HEADER_BYTES as u64, u64::from(bytes));
-                    let segment = self.outbox.segment(slot, rail, at, bytes);
-                    let complete = |token| Then::Complete { token, bytes };
-                    let then = token.map_or(Then::Nothing, complete);
-                    let bare = Immediate::Bare(self.inbox.tell());
-                    let operation = write(target.place(rail, 0), bare);
-                    link.queue(operation, segment, What::Position(position, then));
-                }
-                Entry::End {
-                    transfer: id,
-                    offset,
-                    bytes,
-                } => self.queue_end((position, ring), id, (offset, bytes), shared),
-                Entry::Nothing => {
-                    let operation = write(ring, Immediate::Bare(self.inbox.tell()));
-                    link.queue(operation, None, What::Position(position, Then::Nothing));
-                }
-            }
-            self.outbox.note_posted();
-        }
-    }
-
-    /// Posts the last bytes of a transfer, whose position tells the peer of its end.
-    fn queue_end(
-        &mut self,
-        (position, ring): (u64, Place),
-        id: u64,
-        (offset, bytes): (u64, u64),
-        shared: &mut Shared<D>,
-    ) {
-        let rail = self.pair.lead();
-        let transfer = self.transfers.get(id).expect("ends of others are gone");
-        let immediate = match transfer.kind {
-            Kind::Message => Immediate::Last(id as u32),
-            _ => Immediate::Bare(self.inbox.tell()),
-        };
-        let target = transfer.target.expect("it was posted before its end");
-        let segment = match bytes {
-            0 => None,
-            _ => (transfer.memory).segment(rail, transfer.offset + offset, bytes),
-        };
-        let place = match segment {
-            Some(_) => target.place(rail, offset),
-            None => ring,
-        };
-        shared.counts.pieces += u64::from(bytes > 0);
-        let operation = Operation::Write(place, Some(immediate.emit()));
-        let what = What::Position(position, Then::EndTransfer(id));
-        if let Some(link) = self.pair.lead_link() {
-            link.queue(operation, segment, what);
-        }
-        if bytes > 0 {
-            self.break_if_asked(rail, shared);
+            let immediate = Immediate::Slot(position as u32).emit(sender);
+            let operation = Operation::Write(place, Some(immediate));
+            link.queue(operation, segment, What::Record(slot));
+            let told = self.tell();
+            self.outbox.write_told(slot, told);
+            self.outbox.note_posted(slot);
         }
     }
 
@@ -386,42 +312,13 @@ impl<D: Device> Peer<D> {
         }
     }
 
-    /// Posts news of puts that named no region, before anything tells that they are consumed;
-    /// false: not all found room.
-    fn queue_bad_puts(&mut self) -> bool {
-        while let Some(position) = self.outbox.pop_bad_put() {
-            let ring = self.outbox.ring_place(self.pair.lead());
-            let (Some(place), Some(link)) = (ring, self.pair.lead_with_room()) else {
-                self.outbox.push_bad_put(position);
-                return false;
-            };
-            let immediate = Immediate::BadPut(position).emit();
-            let operation = Operation::Write(place, Some(immediate));
-            link.queue(operation, None, What::BadPut(position));
-        }
-        true
-    }
-
-    /// Posts counters that cannot wait for a record.
-    fn queue_told(&mut self) {
-        let Some(place) = self.outbox.ring_place(self.pair.lead()) else {
-            return;
-        };
-        let write = |immediate: Immediate| Operation::Write(place, Some(immediate.emit()));
-        for class in 0..TAG_CLASSES {
-            if self.is_match_due(class) {
-                let Some(link) = self.pair.lead_with_room() else {
-                    return;
-                };
-                let told = Immediate::Matched(class, self.credits.tell_class(class));
-                link.queue(write(told), None, What::Told);
-            }
-        }
-        if self.inbox.is_due()
-            && let Some(link) = self.pair.lead_with_room()
-        {
-            let told = Immediate::Consumed(self.inbox.tell());
-            link.queue(write(told), None, What::Told);
+    /// Posts a record that only tells, where counters cannot wait for another one.
+    fn tell_alone(&mut self) {
+        let is_urgent = self.inbox.is_due();
+        let is_match_due = (0..TAG_CLASSES).any(|class| self.is_match_due(class));
+        let is_due = is_urgent || self.inbox.is_asked() || is_match_due;
+        if is_due && self.outbox.is_posted() && self.outbox.add_telling(is_urgent) {
+            self.queue_positions();
         }
     }
 

@@ -27,7 +27,19 @@ impl DeviceWorld {
         control: Box<dyn Transport>,
         settings: &VerbsSettings,
     ) -> Result<Box<dyn Transport>> {
-        let device = SimDevice {
+        match self.is_ordered() {
+            true => self.transport_of::<true>(of_rank, control, settings),
+            false => self.transport_of::<false>(of_rank, control, settings),
+        }
+    }
+
+    fn transport_of<const ORDERED: bool>(
+        &self,
+        of_rank: (Rank, u32),
+        control: Box<dyn Transport>,
+        settings: &VerbsSettings,
+    ) -> Result<Box<dyn Transport>> {
+        let device = SimDevice::<ORDERED> {
             world: self.clone(),
             number: of_rank.0 as usize,
             name: format!("sim{}", of_rank.0),
@@ -43,9 +55,9 @@ impl DeviceWorld {
     }
 }
 
-/// A device of a rank.
+/// A device of a rank, whose queues do posts in order or in any.
 #[derive(Debug)]
-pub struct SimDevice {
+pub struct SimDevice<const ORDERED: bool> {
     world: DeviceWorld,
     number: usize,
     name: String,
@@ -179,9 +191,15 @@ impl Queue for SimQueue {
                     Bytes::Copied(bytes)
                 }
             };
+            let source = match (&local, request.operation) {
+                (Bytes::Registered(piece), Operation::Write(..)) if !state.is_ordered => {
+                    state.source_of(state.queues[at].device, *piece)
+                }
+                _ => None,
+            };
             let line = &mut state.queues[at];
             if line.is_stopped {
-                state.end(at, request.id, Status::Flushed);
+                state.end(at, request.id, Status::Flushed, None);
                 continue;
             }
             line.posts.push_back(Post {
@@ -189,6 +207,8 @@ impl Queue for SimQueue {
                 operation: request.operation,
                 local,
                 is_signaled: request.is_signaled,
+                source,
+                is_written: Vec::new(),
             });
             assert!(line.posts.len() <= line.posts_max, "a queue overflows");
         }
@@ -213,11 +233,14 @@ impl Drop for SimQueue {
         line.is_stopped = true;
         line.posts.clear();
         line.receives = 0;
+        let device = line.device;
+        state.forget(device, self.number);
     }
 }
 
-impl Device for SimDevice {
+impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
     const NAME: &'static str = "rdma";
+    const IS_ORDERED: bool = ORDERED;
 
     type Memory = SimMemory;
     type Queue = SimQueue;
@@ -319,6 +342,14 @@ impl Device for SimDevice {
         let count = ended.len().min(room.len());
         for (place, one) in room.iter_mut().zip(ended.drain(..count)) {
             *place = one;
+        }
+        for (piece, sum) in room[..count].iter().filter_map(|one| one.source) {
+            let now = state.source_of(self.number, piece);
+            let is_there = now.is_some_and(|now| now.1 == sum);
+            assert!(
+                is_there,
+                "the source of a write changed before its completion"
+            );
         }
         Ok(count)
     }

@@ -10,6 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What an atomic operation and a word have.
 const WORD_BYTES: usize = 8;
+/// Into how many parts, of whole lines, a write without order is divided at most.
+const PARTS_MAX: usize = 4;
+const LINE_BYTES: usize = 64;
 
 /// See the module. A clone is the same world.
 #[derive(Clone, Debug)]
@@ -18,6 +21,8 @@ pub struct DeviceWorld(Arc<Mutex<State>>);
 #[derive(Debug)]
 pub struct State {
     pub random: Prng,
+    /// Queues do their posts, and writes their lines, in order; completions come in that order.
+    pub is_ordered: bool,
     /// How often a queue fails instead of doing its next post.
     pub faults: f64,
     /// By key.
@@ -26,6 +31,8 @@ pub struct State {
     pub queues: Vec<Line>,
     /// By device.
     pub ended: Vec<VecDeque<Ended>>,
+    /// Posts that are done, of which their device is told later, where it has no order.
+    late: Vec<(usize, Ended)>,
 }
 
 /// Registered memory, and its device.
@@ -52,6 +59,10 @@ pub struct Post {
     pub operation: Operation,
     pub local: Bytes,
     pub is_signaled: bool,
+    /// What may not change before the completion, and the sum of its bytes.
+    pub source: Option<(Piece, u64)>,
+    /// Of a write that is done in parts: which of them are done.
+    pub is_written: Vec<bool>,
 }
 
 /// The own bytes of a post.
@@ -79,6 +90,8 @@ pub struct Ended {
     pub queue: u32,
     pub status: Status,
     pub immediate: Option<u32>,
+    /// What a device without order may have read until now, and the sum of its bytes.
+    pub source: Option<(Piece, u64)>,
 }
 
 /// A piece of registered memory.
@@ -92,16 +105,27 @@ pub struct Piece {
 impl DeviceWorld {
     /// One device for each rank. `faults` is the share of posts at which their queue fails instead.
     pub fn new(ranks: u32, seed: u64, faults: f64) -> DeviceWorld {
+        DeviceWorld::of(ranks, seed, faults, true)
+    }
+
+    /// Devices that do posts, and the lines of a write, in any order, and tell so in any order.
+    pub fn unordered(ranks: u32, seed: u64, faults: f64) -> DeviceWorld {
+        DeviceWorld::of(ranks, seed, faults, false)
+    }
+
+    fn of(ranks: u32, seed: u64, faults: f64, is_ordered: bool) -> DeviceWorld {
         DeviceWorld(Arc::new(Mutex::new(State {
             random: Prng::new(seed),
+            is_ordered,
             faults,
             memories: Vec::new(),
             queues: Vec::new(),
             ended: (0..ranks).map(|_| VecDeque::new()).collect(),
+            late: Vec::new(),
         })))
     }
 
-    /// Does one post, drawn from the seed; false: there is none.
+    /// Does one post, drawn from the seed, or tells of one; false: there is none.
     pub fn advance(&self) -> bool {
         let mut state = self.lock();
         let can_go_on =
@@ -109,12 +133,23 @@ impl DeviceWorld {
         let able: Vec<usize> = (0..state.queues.len())
             .filter(|&at| can_go_on(&state.queues[at]))
             .collect();
-        if able.is_empty() {
+        let choices = able.len() + state.late.len();
+        if choices == 0 {
             return false;
         }
-        let at = able[state.random.below(able.len() as u64) as usize];
-        state.go_on(at);
+        let choice = state.random.below(choices as u64) as usize;
+        match able.get(choice) {
+            Some(&at) => state.go_on(at),
+            None => {
+                let (device, ended) = state.late.swap_remove(choice - able.len());
+                state.tell(device, ended);
+            }
+        }
         true
+    }
+
+    pub(super) fn is_ordered(&self) -> bool {
+        self.lock().is_ordered
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -123,20 +158,27 @@ impl DeviceWorld {
 }
 
 impl State {
-    /// Does the first post of a queue.
+    /// Does the first post of a queue, or where they have no order any, or a part of it.
     fn go_on(&mut self, at: usize) {
         let faults = self.faults;
-        let post = self.queues[at]
-            .posts
-            .pop_front()
-            .expect("looked at just now");
+        let count = self.queues[at].posts.len() as u64;
+        let which = match self.is_ordered {
+            true => 0,
+            false => self.random.below(count) as usize,
+        };
         let peer = self.queues[at].peer.expect("looked at just now") as usize;
+        if !self.is_ordered && self.write_part(at, peer, which) {
+            return;
+        }
+        let posts = &mut self.queues[at].posts;
+        let post = posts.remove(which).expect("looked at just now");
         let status = match self.queues[peer].is_stopped || self.random.chance(faults) {
             true => Status::Broken,
             false => self.perform(at, peer, &post),
         };
         if post.is_signaled || status != Status::Done {
-            self.end(at, post.id, status);
+            let source = post.source.filter(|_| status == Status::Done);
+            self.end(at, post.id, status, source);
         }
         if status != Status::Done {
             self.stop(at);
@@ -144,6 +186,32 @@ impl State {
         if status == Status::Refused {
             self.stop(peer);
         }
+    }
+
+    /// Does a part of a write that others follow; false: it is to be done as a whole.
+    fn write_part(&mut self, at: usize, peer: usize, which: usize) -> bool {
+        let (own, device) = (self.queues[at].device, self.queues[peer].device);
+        let post = &self.queues[at].posts[which];
+        let Operation::Write(place, _) = post.operation else {
+            return false;
+        };
+        let Some(Own::At(source)) = self.own_bytes(own, &post.local) else {
+            return false;
+        };
+        let bytes = source.len_bytes();
+        let part = bytes.div_ceil(PARTS_MAX).next_multiple_of(LINE_BYTES);
+        let (parts, done) = (bytes.div_ceil(part.max(1)), post.is_written.clone());
+        let left: Vec<usize> = (0..parts).filter(|&n| done.get(n) != Some(&true)).collect();
+        let Some(target) = self.find(device, place, bytes).filter(|_| left.len() > 1) else {
+            return false;
+        };
+        let next = left[self.random.below(left.len() as u64) as usize];
+        let (start, len) = (next * part, part.min(bytes - next * part));
+        kernel::copy(source.part(start, len), target.part(start, len));
+        let is_written = &mut self.queues[at].posts[which].is_written;
+        is_written.resize(parts, false);
+        is_written[next] = true;
+        true
     }
 
     fn perform(&mut self, at: usize, peer: usize, post: &Post) -> Status {
@@ -169,12 +237,13 @@ impl State {
                     let line = &mut self.queues[peer];
                     assert!(line.receives > 0, "a write with 32 bits found no receive");
                     line.receives -= 1;
-                    self.ended[device].push_back(Ended {
+                    let ended = Ended {
                         is_receive: true,
                         queue: peer as u32,
                         immediate: Some(bits),
                         ..Ended::default()
-                    });
+                    };
+                    self.tell(device, ended);
                 }
             }
             Operation::Read(place) => match (self.find(device, place, bytes), local) {
@@ -230,24 +299,64 @@ impl State {
         (known.device == device && is_inside).then(|| known.view.part(offset, bytes))
     }
 
-    pub fn end(&mut self, at: usize, id: u64, status: Status) {
+    pub fn end(&mut self, at: usize, id: u64, status: Status, source: Option<(Piece, u64)>) {
         let device = self.queues[at].device;
-        self.ended[device].push_back(Ended {
+        let ended = Ended {
             id,
             queue: at as u32,
             status,
+            source,
             ..Ended::default()
-        });
+        };
+        let is_late = !self.is_ordered && status == Status::Done && self.random.chance(0.5);
+        match is_late {
+            true => self.late.push((device, ended)),
+            false => self.tell(device, ended),
+        }
+    }
+
+    /// The sum of the bytes that a write reads, if it may be done late.
+    pub fn source_of(&self, device: usize, piece: Piece) -> Option<(Piece, u64)> {
+        let Some(Own::At(view)) = self.own_bytes(device, &Bytes::Registered(piece)) else {
+            return None;
+        };
+        let mut bytes = vec![0; view.len_bytes()];
+        kernel::read(view, 0, &mut bytes);
+        let sum = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100000001b3);
+        Some((piece, bytes.iter().fold(0xcbf29ce484222325, sum)))
+    }
+
+    /// A completion, behind the others or anywhere among them.
+    fn tell(&mut self, device: usize, ended: Ended) {
+        let count = self.ended[device].len();
+        let place = match self.is_ordered {
+            true => count,
+            false => self.random.below(count as u64 + 1) as usize,
+        };
+        self.ended[device].insert(place, ended);
+    }
+
+    /// Nobody is told any more of what a queue has done.
+    pub fn forget(&mut self, device: usize, queue: u32) {
+        self.ended[device].retain(|ended| ended.queue != queue);
+        self.late.retain(|(_, ended)| ended.queue != queue);
     }
 
     /// Brings a queue into the error state, in which all of it ends.
     pub fn stop(&mut self, at: usize) {
         let line = &mut self.queues[at];
         line.is_stopped = true;
+        let device = line.device;
         let posts = std::mem::take(&mut line.posts);
         let receives = std::mem::take(&mut line.receives);
+        let (ends, late) = (self.late.drain(..)).partition(|(_, ended)| ended.queue as usize == at);
+        self.late = late;
+        let ends: Vec<(usize, Ended)> = ends;
+        for (_, ended) in ends {
+            self.tell(device, ended);
+        }
         for post in posts {
-            self.end(at, post.id, Status::Flushed);
+            self.end(at, post.id, Status::Flushed, None);
         }
         for _ in 0..receives {
             let device = self.queues[at].device;
