@@ -73,7 +73,7 @@ pub mod sparse {
 }
 
 pub mod rdma {
-    pub use crate::transport::rdma::DeviceWorld;
+    pub use crate::transport::rdma::{Defect, DeviceWorld};
 }
 
 pub mod staleness {

@@ -7,7 +7,7 @@ use linerate::Rank;
 use linerate::options::VerbsSettings;
 use linerate::sim::{Hosts, Link, SimOptions, World};
 use linerate::transport::{Address, Transport};
-use linerate::unstable::rdma::DeviceWorld;
+use linerate::unstable::rdma::{Defect, DeviceWorld};
 
 /// More steps than any case takes: a case that needs more is stuck.
 const STEPS_MAX: u32 = 1_000_000;
@@ -81,7 +81,7 @@ pub fn run(case: &Case, seed: u64, fault: Option<Fault>) -> Result<(), String> {
 
 /// Runs a case over devices that write and read each other's memory: in order, or in any.
 pub fn run_rdma(case: &Case, seed: u64, is_ordered: bool) -> Result<(), String> {
-    let (ranks, quiet) = (case.ranks(), SimOptions::new(case.ranks(), seed));
+    let ranks = case.ranks();
     // A queue that has failed is given up at a time, which such a clock jumps over.
     let is_jumping = case.name.contains("jumping_clock");
     let faults = match is_jumping {
@@ -92,19 +92,34 @@ pub fn run_rdma(case: &Case, seed: u64, is_ordered: bool) -> Result<(), String> 
         true => DeviceWorld::new(ranks, seed, faults),
         false => DeviceWorld::unordered(ranks, seed, faults),
     };
+    run_on_devices(case, seed, devices).map_err(|text| {
+        let order = if is_ordered {
+            "in order"
+        } else {
+            "in any order"
+        };
+        format!("{}, rdma {order}, seed {seed}: {text}", case.name)
+    })
+}
+
+/// Runs a case over devices without order that have a defect. A panic is a finding, too.
+pub fn run_defective(case: &Case, seed: u64, defect: Defect) -> Result<(), String> {
+    let run = || {
+        let devices = DeviceWorld::unordered(case.ranks(), seed, 0.0).with(defect);
+        run_on_devices(case, seed, devices)
+    };
+    std::panic::catch_unwind(run).unwrap_or_else(|_| Err(String::from("a panic")))
+}
+
+fn run_on_devices(case: &Case, seed: u64, devices: DeviceWorld) -> Result<(), String> {
+    let quiet = SimOptions::new(case.ranks(), seed);
     let fabric = Fabric {
         world: World::new(quiet),
         devices: Some(devices),
         // Fewer messages fit into those.
         has_short_rings: seed.is_multiple_of(2) && !case.name.contains("full_queue"),
     };
-    let order = if is_ordered {
-        "in order"
-    } else {
-        "in any order"
-    };
-    (run_on(&fabric, case, None))
-        .map_err(|text| format!("{}, rdma {order}, seed {seed}: {text}", case.name))
+    run_on(&fabric, case, None)
 }
 
 fn run_on(fabric: &Fabric, case: &Case, fault: Option<Fault>) -> Result<(), String> {

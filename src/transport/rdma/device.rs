@@ -78,7 +78,7 @@ pub trait Completion: Clone + Default + Send {
     /// The number of the post.
     fn id(&self) -> u64;
 
-    /// The number of the queue.
+    /// The number of the queue. What has come to a device without connected queues has none.
     fn queue(&self) -> u32;
 
     /// Whether it has ended well.
@@ -133,7 +133,8 @@ pub trait Queue: Send {
     /// write that takes one has its own address.
     fn post_receives(&self) -> std::result::Result<(), String>;
 
-    /// Ends all posts, of which each makes a completion; false: it cannot.
+    /// Ends all posts, of which each makes a completion; false: it cannot. Where queues are not
+    /// connected, posts may end as if nothing had been said.
     fn stop(&self) -> bool;
 }
 
@@ -156,8 +157,14 @@ pub enum News {
 pub trait Device: Debug + Send + Sized + 'static {
     /// The name of the transport.
     const NAME: &'static str;
-    /// Whether what is posted to a queue is done, and completes, in order.
-    const IS_ORDERED: bool;
+    /// Whether a queue is connected to one of the peer's. What is posted to it is done, and
+    /// completes, in order. Its end ends what is posted, here and at the peer.
+    ///
+    /// Otherwise posts, and the lines of a write, are done in any order, and nothing but the end of
+    /// a registration stops a peer. Every post makes a completion, also one that could not be
+    /// handed over; success means that its bytes are there, or nowhere where the registration has
+    /// ended. What comes is not known by its queue.
+    const IS_CONNECTED: bool;
 
     type Memory: Memory<Segment = <Self::Queue as Queue>::Segment>;
     type Queue: Queue;

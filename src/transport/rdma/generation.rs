@@ -1,8 +1,9 @@
 //! [`Generation`]: where a pair of ranks stands between two sets of queues. A pure state machine.
 //!
 //! Either side may begin the next generation, or both at once. The higher number wins: a side that
-//! hears of a higher one than its own follows. Nothing is posted in a generation before both sides
-//! have said that they can receive.
+//! hears of a higher one than its own follows. A side proposes once the queues of the generation
+//! before have ended, so that nothing of it is under way any more, and nothing is posted in a
+//! generation before both sides have said that they can receive.
 
 use crate::time::Time;
 use std::fmt;
@@ -16,6 +17,8 @@ pub const LOOK_AGAIN: Duration = Duration::from_millis(100);
 pub enum Phase {
     /// Nothing was begun.
     Idle,
+    /// The queues of the last generation are to end.
+    Ending,
     /// The own queues are made and proposed; the peer's proposal is awaited.
     Proposed,
     /// Both proposals are known and share no rail that works, or the queues could not be joined:
@@ -31,7 +34,9 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Nothing,
-    /// End the queues, make new ones, propose them for this generation.
+    /// End the queues. The others follow when they have ended.
+    End,
+    /// Make new queues, propose them for this generation.
     Begin(u32),
     /// Join the queues with those of the proposal.
     Join,
@@ -73,6 +78,8 @@ pub struct Trouble {
 pub struct Generation {
     pub number: u32,
     pub phase: Phase,
+    /// The last one that the peer has proposed.
+    proposed: u32,
     /// The generation in which the peer last said that it can receive.
     ready: u32,
     /// Why nothing gets through, until something does.
@@ -84,6 +91,7 @@ impl Generation {
         Generation {
             number: 0,
             phase: Phase::Idle,
+            proposed: 0,
             ready: 0,
             trouble: None,
         }
@@ -104,25 +112,36 @@ impl Generation {
         }
         self.note_trouble(now, Cause::Here(cause.into()));
         match self.phase {
-            Phase::Apart(_) => Action::Nothing,
+            Phase::Apart(_) | Phase::Ending => Action::Nothing,
             _ => self.begin(self.number + 1),
         }
     }
 
     /// The peer proposes.
     pub fn handle_proposal(&mut self, number: u32, now: Time) -> Action {
-        if number == self.number && self.phase == Phase::Proposed {
-            return Action::Join;
+        let is_current = number == self.number;
+        match self.phase {
+            Phase::Proposed if is_current => return Action::Join,
+            Phase::Ending if is_current => {}
+            // It will hear of the current one, and follow.
+            _ if number <= self.number => return Action::Nothing,
+            Phase::Up | Phase::Joined => self.note_trouble(now, Cause::Peers(None)),
+            _ => {}
         }
-        if number <= self.number {
-            // It will hear of this one, and follow.
+        self.proposed = number;
+        self.begin(number)
+    }
+
+    /// The queues of the last generation have ended: nothing that was posted to them is under way.
+    pub fn handle_ended(&mut self) -> Action {
+        if self.phase != Phase::Ending {
             return Action::Nothing;
         }
-        if matches!(self.phase, Phase::Up | Phase::Joined) {
-            self.note_trouble(now, Cause::Peers(None));
+        self.phase = Phase::Proposed;
+        match self.proposed == self.number {
+            true => Action::BeginAndJoin(self.number),
+            false => Action::Begin(self.number),
         }
-        self.begin(number);
-        Action::BeginAndJoin(number)
     }
 
     /// The own queues of the current generation can receive.
@@ -206,8 +225,8 @@ impl Generation {
 
     fn begin(&mut self, number: u32) -> Action {
         self.number = number;
-        self.phase = Phase::Proposed;
-        Action::Begin(number)
+        self.phase = Phase::Ending;
+        Action::End
     }
 }
 
@@ -217,10 +236,21 @@ mod tests {
     use crate::prng::Prng;
     use std::collections::VecDeque;
 
+    /// What follows from an action where the queues end at once.
+    fn begin(one: &mut Generation, action: Action) -> Action {
+        assert_eq!((action, one.phase), (Action::End, Phase::Ending));
+        one.handle_ended()
+    }
+
+    fn start(one: &mut Generation) {
+        let action = one.handle_start();
+        assert_eq!(begin(one, action), Action::Begin(1));
+    }
+
     #[test]
     fn a_pair_goes_up_when_both_can_receive() {
         let mut one = Generation::new();
-        assert_eq!(one.handle_start(), Action::Begin(1));
+        start(&mut one);
         assert_eq!(one.handle_start(), Action::Nothing);
         assert_eq!(one.handle_ready(1), Action::Nothing);
         assert_eq!(one.handle_proposal(1, Time(0)), Action::Join);
@@ -231,12 +261,15 @@ mod tests {
     #[test]
     fn the_first_cause_is_kept_until_something_gets_through() {
         let mut one = Generation::new();
-        one.handle_start();
+        start(&mut one);
         one.handle_proposal(1, Time(0));
         one.handle_joined();
         one.handle_ready(1);
-        assert_eq!(one.handle_fault(Time(5), "first"), Action::Begin(2));
-        assert_eq!(one.handle_fault(Time(9), "second"), Action::Begin(3));
+        assert_eq!(one.handle_fault(Time(5), "first"), Action::End);
+        assert_eq!(one.handle_fault(Time(7), "before the end"), Action::Nothing);
+        assert_eq!(one.handle_ended(), Action::Begin(2));
+        let action = one.handle_fault(Time(9), "second");
+        assert_eq!(begin(&mut one, action), Action::Begin(3));
         let first = Trouble {
             since: Time(5),
             cause: Cause::Here("first".into()),
@@ -260,15 +293,17 @@ mod tests {
     #[test]
     fn a_pair_that_is_apart_looks_again_later_or_at_news() {
         let mut one = Generation::new();
-        one.handle_start();
+        start(&mut one);
         one.handle_apart(Time(0), "no common rail");
         assert_eq!(one.handle_time(Time(1), false), Action::Nothing);
         assert_eq!(one.handle_fault(Time(1), "again"), Action::Nothing);
-        assert_eq!(one.handle_time(Time(1), true), Action::Begin(2));
+        let action = one.handle_time(Time(1), true);
+        assert_eq!(begin(&mut one, action), Action::Begin(2));
         one.handle_apart(Time(1), "no common rail");
         let later = Time(1).after(LOOK_AGAIN);
         assert_eq!(one.next_timeout(Duration::from_secs(9)), Some(later));
-        assert_eq!(one.handle_time(later, false), Action::Begin(3));
+        let action = one.handle_time(later, false);
+        assert_eq!(begin(&mut one, action), Action::Begin(3));
     }
 
     /// One side over a wire that keeps order, as the control transport does.
@@ -281,7 +316,8 @@ mod tests {
 
     fn act(sides: &mut [Side; 2], at: usize, action: Action) {
         match action {
-            Action::Nothing | Action::GoUp => {}
+            // The queues end some time later.
+            Action::Nothing | Action::GoUp | Action::End => {}
             Action::Begin(number) => {
                 sides[at].can_receive = 0;
                 sides[1 - at].inbox.push_back((true, number));
@@ -317,7 +353,10 @@ mod tests {
             }
             for _ in 0..10_000 {
                 let at = prng.below(2) as usize;
-                if faults > 0 && prng.below(5) == 0 {
+                if prng.below(3) == 0 {
+                    let action = sides[at].state.handle_ended();
+                    act(&mut sides, at, action);
+                } else if faults > 0 && prng.below(5) == 0 {
                     faults -= 1;
                     let action = sides[at].state.handle_fault(Time(1), "a fault");
                     act(&mut sides, at, action);
@@ -340,7 +379,8 @@ mod tests {
                         );
                     }
                 }
-                if faults == 0 && sides.iter().all(|s| s.inbox.is_empty()) {
+                let is_still = |s: &Side| s.inbox.is_empty() && s.state.phase != Phase::Ending;
+                if faults == 0 && sides.iter().all(is_still) {
                     break;
                 }
             }
@@ -357,11 +397,13 @@ mod tests {
     #[test]
     fn a_fault_of_the_peer_is_told_with_what_it_has_left() {
         let mut one = Generation::new();
-        one.handle_start();
+        start(&mut one);
         one.handle_proposal(1, Time(0));
         one.handle_joined();
         one.handle_ready(1);
-        assert_eq!(one.handle_proposal(2, Time(1)), Action::BeginAndJoin(2));
+        let action = one.handle_proposal(2, Time(1));
+        assert_eq!(begin(&mut one, action), Action::BeginAndJoin(2));
+        assert_eq!(one.handle_ended(), Action::Nothing);
         for _ in 0..2 {
             one.handle_apart(Time(2), "it has no rxe1");
             assert_eq!(

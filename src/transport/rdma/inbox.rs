@@ -32,6 +32,16 @@ impl<D: Device> Inbox<D> {
         self.memory = Some(memory);
     }
 
+    /// The memory, once it is made.
+    pub fn memory(&self) -> Option<&Arc<Registered<D>>> {
+        self.memory.as_ref()
+    }
+
+    /// The memory's registration ends.
+    pub fn end_memory(&mut self) {
+        self.memory = None;
+    }
+
     pub fn has_memory(&self) -> bool {
         self.memory.is_some()
     }

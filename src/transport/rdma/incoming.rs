@@ -23,6 +23,9 @@ pub struct Incoming<D: Device> {
     /// In how many pieces it comes, and how many of them are missing.
     pub pieces: u32,
     pub missing: u32,
+    /// The number of the sender by which these pieces come. Those of before its last grant do not
+    /// count.
+    pub number: u32,
     /// The sender knows where it goes.
     pub is_told: bool,
 }
@@ -50,19 +53,15 @@ impl<D: Device> IncomingMessages<D> {
     }
 
     /// A piece has come; the message, if that was the last one. `None`: there is no such message.
-    pub fn count(&mut self, transfer: u32) -> Option<Option<Incoming<D>>> {
+    pub fn count(&mut self, transfer: u32, number: u32) -> Option<Option<Incoming<D>>> {
         let incoming = self.0.get_mut(&transfer)?;
+        if incoming.number != number {
+            return Some(None);
+        }
         incoming.missing = incoming.missing.saturating_sub(1);
         match incoming.missing {
             0 => Some(self.0.remove(&transfer)),
             _ => Some(None),
-        }
-    }
-
-    /// The queues are no more: all pieces of what has not ended come again.
-    pub fn begin_again(&mut self) {
-        for incoming in self.0.values_mut() {
-            incoming.missing = incoming.pieces;
         }
     }
 
@@ -77,7 +76,6 @@ impl<D: Device> IncomingMessages<D> {
     pub fn forget_told(&mut self, transfer: u32) {
         if let Some(incoming) = self.0.get_mut(&transfer) {
             incoming.is_told = false;
-            incoming.missing = incoming.pieces;
         }
     }
 
@@ -98,9 +96,11 @@ impl<D: Device> IncomingMessages<D> {
         found.map(|incoming| incoming.place = None).is_some()
     }
 
-    /// What the sender is told of where its message goes. A message that nobody wants is over then.
-    pub fn grant(&mut self, transfer: u32) -> Option<Record> {
-        let incoming = self.0.get(&transfer)?;
+    /// What the sender, with this number, is told of where its message goes: all pieces come from
+    /// now on. A message that nobody wants is over then.
+    pub fn grant(&mut self, transfer: u32, number: u32) -> Option<Record> {
+        let incoming = self.0.get_mut(&transfer)?;
+        (incoming.number, incoming.missing) = (number, incoming.pieces);
         if let Some(place) = &incoming.place {
             return Some(Record::Grant {
                 transfer,
@@ -134,6 +134,8 @@ struct Put {
     /// In how many pieces it comes, once that is known: the first may come before the peer's word.
     pieces: Option<u32>,
     come: u32,
+    /// The peer has given it up.
+    is_over: bool,
 }
 
 impl IncomingPuts {
@@ -159,18 +161,23 @@ impl IncomingPuts {
 
     /// A put comes once more from the start.
     pub fn begin_again(&mut self, transfer: u32, pieces: u32) {
-        let pieces = Some(pieces);
-        self.0.insert(transfer, Put { pieces, come: 0 });
+        let put = Put {
+            pieces: Some(pieces),
+            ..Put::default()
+        };
+        self.0.insert(transfer, put);
     }
 
-    /// A put comes no more.
-    pub fn forget(&mut self, transfer: u32) {
-        self.0.remove(&transfer);
+    /// No more than this many pieces of a put come.
+    pub fn give_up(&mut self, transfer: u32, pieces: u32) -> Result<(), String> {
+        let put = self.0.entry(transfer).or_default();
+        (put.pieces, put.is_over) = (Some(pieces), true);
+        self.end(transfer).map(|_| ())
     }
 
     /// The queues are no more: all pieces of what has not ended come again.
     pub fn begin_all_again(&mut self) {
-        self.0.retain(|_, put| put.pieces.is_some());
+        self.0.retain(|_, put| put.pieces.is_some() && !put.is_over);
         self.0.values_mut().for_each(|put| put.come = 0);
     }
 
@@ -182,7 +189,7 @@ impl IncomingPuts {
             }
             Some(pieces) if put.come == pieces => {
                 self.0.remove(&transfer);
-                Ok(true)
+                Ok(!put.is_over)
             }
             _ => Ok(false),
         }

@@ -217,6 +217,7 @@ impl<D: Device> RdmaTransport<D> {
     pub(super) fn act(&mut self, rank: Rank, action: Action) {
         match action {
             Action::Nothing => {}
+            Action::End => self.end_generation(rank),
             Action::Begin(number) => self.begin(rank, number),
             Action::BeginAndJoin(number) => {
                 self.begin(rank, number);
@@ -255,6 +256,22 @@ impl<D: Device> RdmaTransport<D> {
         self.act(rank, action);
     }
 
+    /// Ends the queues of a peer, and begins the next generation. Without connected queues that
+    /// waits until the last post has ended, which looks here again.
+    pub(super) fn end_generation(&mut self, rank: Rank) {
+        let pair = self.peers[rank as usize].pair_mut();
+        if !D::IS_CONNECTED && pair.links().any(|link| !link.is_over()) {
+            // What has gone wrong is known.
+            pair.take_fault();
+            return;
+        }
+        self.end_links(rank);
+        let action = (self.peers[rank as usize].pair_mut())
+            .generation_mut()
+            .handle_ended();
+        self.act(rank, action);
+    }
+
     /// Ends the queues of a peer, and takes what has come on them.
     pub(super) fn end_links(&mut self, rank: Rank) {
         if self.peers[rank as usize].pair().links().next().is_none() {
@@ -277,15 +294,16 @@ impl<D: Device> RdmaTransport<D> {
 
     /// Makes new queues, and proposes them.
     fn begin(&mut self, rank: Rank, number: u32) {
-        self.end_links(rank);
         self.shared.counts.generations += 1;
         let peer = &mut self.peers[rank as usize];
         if !peer.is_open() {
             return;
         }
-        if let Err(error) = peer.make_rings(&mut self.shared) {
-            return self.fail(rank, &error.to_string());
-        }
+        let made = peer.make_rings(&mut self.shared);
+        let own_number = match made.and_then(|()| peer.renew_names(&mut self.shared)) {
+            Ok(own_number) => own_number,
+            Err(error) => return self.fail(rank, &error.to_string()),
+        };
         if !self.joining.contains(&rank) {
             self.joining.push(rank);
         }
@@ -306,7 +324,7 @@ impl<D: Device> RdmaTransport<D> {
             had,
             ring_address: ring.map_or(0, |(address, _)| address),
             slots: self.shared.sizes.slots,
-            number: peer.number().unwrap_or_default(),
+            number: own_number,
             rails,
         };
         self.write_letter(rank, Greeting::Propose(proposal));
@@ -373,6 +391,7 @@ impl<D: Device> RdmaTransport<D> {
         if let Err(text) = settled {
             return self.fail(rank, &text);
         }
+        peer.end_cancelled(&mut self.shared);
         let mut keys = [0; RAILS_MAX];
         let mut cause = String::from("no rail of both ranks works");
         let now = self.shared.now;
@@ -500,6 +519,13 @@ impl<D: Device> RdmaTransport<D> {
         }
     }
 
+    /// Without connected queues, what is being read is waited for.
+    pub(super) fn wait_for_reads(&mut self, rank: Rank) {
+        if !D::IS_CONNECTED && self.peers[rank as usize].is_read() {
+            self.stop_links(rank);
+        }
+    }
+
     /// Ends a receive that the peer may be writing to, by ending its queues.
     pub(super) fn cancel_granted(&mut self, rank: Rank, token: u64) {
         let peer = &self.peers[rank as usize];
@@ -508,6 +534,15 @@ impl<D: Device> RdmaTransport<D> {
         }
         if matches!(peer.pair().generation().phase, Phase::Up | Phase::Joined) {
             self.handle_fault(rank, None, "a receive was cancelled");
+        }
+        let peer = &mut self.peers[rank as usize];
+        let is_between = matches!(
+            peer.pair().generation().phase,
+            Phase::Ending | Phase::Proposed
+        );
+        if !D::IS_CONNECTED && is_between {
+            // The peer's proposal says that nothing of it is under way.
+            return peer.cancel_later(token);
         }
         // Its last bytes may have come before the end.
         self.peers[rank as usize].cancel_granted(token, &mut self.shared);

@@ -163,7 +163,7 @@ impl<D: Device> Link<D> {
 
     /// Whether everything has ended, after [`Link::stop`]: no completion is to come.
     pub fn is_over(&self) -> bool {
-        match D::IS_ORDERED {
+        match D::IS_CONNECTED {
             true => self.taken >= self.receives && self.ended >= self.told,
             false => self.open == 0,
         }
@@ -190,7 +190,7 @@ impl<D: Device> Link<D> {
         let bytes = local.map_or(0, |segment| u64::from(segment.len_bytes()));
         self.since_signal += 1;
         let is_signaled =
-            !D::IS_ORDERED || self.since_signal >= self.signal_every || bytes >= TOLD_BYTES_MIN;
+            !D::IS_CONNECTED || self.since_signal >= self.signal_every || bytes >= TOLD_BYTES_MIN;
         if is_signaled {
             self.since_signal = 0;
         }
@@ -221,7 +221,7 @@ impl<D: Device> Link<D> {
         debug_assert!(self.has_room() && self.queued.is_empty());
         let id = self.next_id;
         self.since_signal += 1;
-        let is_signaled = !D::IS_ORDERED
+        let is_signaled = !D::IS_CONNECTED
             || !matches!(what, What::Word { .. })
             || self.since_signal >= WORDS_PER_SIGNAL;
         if is_signaled {
@@ -285,7 +285,7 @@ impl<D: Device> Link<D> {
     /// This post has arrived, and on a device with order all before it: takes out the first.
     #[inline]
     pub fn pop_arrived(&mut self, id: u64) -> Option<What> {
-        let sent = match D::IS_ORDERED {
+        let sent = match D::IS_CONNECTED {
             true => {
                 self.ended = id + 1;
                 self.sent.front().filter(|sent| sent.id <= id)?;

@@ -33,6 +33,11 @@
 //! * A receive whose memory is taken back while it may be written costs a generation: only the end
 //!   of the queue stops the peer's device at once. So does memory that is taken back while it is
 //!   sent.
+//! * Where queues are not connected, nothing but the end of a registration stops a peer's device.
+//!   So a generation begins when all posts of the last one have ended on both sides, a receive is
+//!   cancelled when the peer has said so, and a region's registration ends when the peers that knew
+//!   it have answered. Each peer has registrations of its own (`regions.rs`): those of one that is
+//!   gone end, and others go on.
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control
 //!   transport make readable; channels are armed at slow looks.
 //! * A slot that is used again begins with new rings and queues. The control transport brings no
@@ -72,7 +77,7 @@ pub use device::{
 };
 pub use rail::{Rail, Registered};
 pub use record::{RAILS_MAX, SLOT_BYTES};
-pub use simulated::DeviceWorld;
+pub use simulated::{Defect, DeviceWorld};
 pub use sizes::{RECEIVES_AT_ONCE, Sizes};
 
 use super::loopback::Loopback;
@@ -86,6 +91,7 @@ use crate::limits::{CHUNKS_IN_FLIGHT_GRANTED, INLINE_BYTES_MAX, MESSAGES_PER_PEE
 use crate::memory::Region;
 use crate::prng::Prng;
 use crate::types::Rank;
+use generation::Phase;
 use greeting::{GREETING_BYTES_MAX, Greeting};
 use pair::Fault;
 use peer::Peer;
@@ -269,29 +275,47 @@ impl<D: Device> RdmaTransport<D> {
     }
 
     fn handle_completion(&mut self, at: usize, completion: &D::Completion) {
-        let rail = &self.shared.rails[at];
         let is_receive = completion.is_receive();
+        if is_receive && completion.is_success() {
+            return self.handle_arrival(at, completion);
+        }
+        let rail = &self.shared.rails[at];
         let Some(rank) = rail.peer_of(completion.queue()) else {
             return;
         };
+        match completion.is_success() {
+            true => {
+                let peer = &mut self.peers[rank as usize];
+                peer.handle_arrived(at, completion.id(), &mut self.shared);
+            }
+            false => self.handle_error(rank, at, completion, is_receive),
+        }
+    }
+
+    /// A write with 32 bits has come.
+    fn handle_arrival(&mut self, at: usize, completion: &D::Completion) {
+        let rail = &self.shared.rails[at];
+        let (number, what) = Immediate::parse(completion.immediate().unwrap_or_default());
+        let named = self.shared.numbers.rank(number);
+        let of_queue = match D::IS_CONNECTED {
+            true => rail.peer_of(completion.queue()),
+            false => named,
+        };
+        // Of a peer that is gone.
+        let Some(rank) = of_queue else {
+            return;
+        };
         let peer = &mut self.peers[rank as usize];
-        if !completion.is_success() {
-            return self.handle_error(rank, at, completion, is_receive);
-        }
-        if !is_receive {
-            return peer.handle_arrived(at, completion.id(), &mut self.shared);
-        }
         // Flushed receives are not posted again: a failed queue would flush them for ever.
-        if let Some(link) = peer.pair_mut().link(at)
+        if let Some(link) = peer.pair_mut().link(at).filter(|_| D::IS_CONNECTED)
             && let Err(error) = link.note_taken()
         {
             let cause = format!("{}: receives: {error}", rail.name());
             peer.note_fault(Fault::of_rail(at, &cause), &mut self.shared);
         }
         peer.pair_mut().generation_mut().handle_proof();
-        let (number, what) = Immediate::parse(completion.immediate().unwrap_or_default());
-        let result = match self.shared.numbers.rank(number) == Some(rank) {
-            true => peer.handle_immediate(what, &mut self.shared),
+        let result = match named == Some(rank) {
+            true => peer.handle_immediate((number, what), &mut self.shared),
             false => Err(format!(
                 "it writes with number {number}, which is not its own"
             )),
@@ -327,6 +351,7 @@ impl<D: Device> RdmaTransport<D> {
             is_consequence: failure.is_consequence,
         };
         peer.note_fault(fault, &mut self.shared);
+        peer.look_for_end(&mut self.shared);
     }
 
     /// A device is gone; the cause names it.
@@ -444,6 +469,10 @@ impl<D: Device> RdmaTransport<D> {
             peer.unmark();
             if let Some(text) = peer.pair_mut().take_offence() {
                 self.fail(rank, &text);
+                continue;
+            }
+            if peer.pair().generation().phase == Phase::Ending {
+                self.end_generation(rank);
                 continue;
             }
             peer.pump(&mut self.shared);

@@ -124,7 +124,7 @@ impl<D: Device> Outbox<D> {
     /// that it has the record.
     #[inline]
     fn is_next_slot_free(&self) -> bool {
-        D::IS_ORDERED || !self.is_read[self.ring.slot(self.ring.next())]
+        D::IS_CONNECTED || !self.is_read[self.ring.slot(self.ring.next())]
     }
 
     /// A device has read this slot.

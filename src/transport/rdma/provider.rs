@@ -175,6 +175,7 @@ impl<D: Device> Transport for RdmaTransport<D> {
     fn withdraw(&mut self) {
         self.own.withdraw(&mut self.shared.ends);
         for rank in 0..self.peers.len() as Rank {
+            self.wait_for_reads(rank);
             let known = &self.peers[rank as usize];
             if known.pair().is_up() && known.is_read() {
                 // Only the end of the queue stops the device.

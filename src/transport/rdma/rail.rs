@@ -111,6 +111,7 @@ impl<D: Device> Rail<D> {
 /// Memory that every rail knows.
 pub struct Registered<D: Device> {
     view: View,
+    region: Option<Arc<Region>>,
     /// By rail; none where the device is gone.
     memories: Vec<Option<D::Memory>>,
 }
@@ -166,8 +167,18 @@ impl<D: Device> Registered<D> {
         }
         match refusal {
             Some(error) if memories.iter().all(Option::is_none) => Err(error),
-            _ => Ok(Registered { view, memories }),
+            _ => Ok(Registered {
+                view,
+                region: region.cloned(),
+                memories,
+            }),
         }
+    }
+
+    /// The region once more, by keys of its own; none of the memory of a receive.
+    pub fn anew(&self, rails: &[Rail<D>], is_relaxed: bool) -> Option<Result<Registered<D>>> {
+        let region = Arc::clone(self.region.as_ref()?);
+        Some(Registered::region(region, rails, is_relaxed))
     }
 
     /// All its bytes.

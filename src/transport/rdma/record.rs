@@ -58,6 +58,8 @@ pub enum Record {
     },
     /// Memory of the sender that may not be used any more.
     Forget { key: u32 },
+    /// Nothing that was posted to this memory, of the receiver, is under way any more.
+    Forgotten { key: u32 },
     /// Only the counters.
     Nothing,
     /// The put with this position of the receiver's, the low bits, has named no region.
@@ -68,8 +70,8 @@ pub enum Record {
     PutAgain { transfer: u32, pieces: u32 },
     /// They are.
     Go { transfer: u32 },
-    /// No more pieces of it come.
-    PutOver { transfer: u32 },
+    /// It is given up: no more than this many pieces of it come.
+    PutOver { transfer: u32, pieces: u32 },
     /// All pieces of a long put have come.
     PutDone { transfer: u32 },
     /// The pieces of a granted message did not all come: where is it to be written now?
@@ -152,7 +154,8 @@ impl Record {
             Record::Nothing => (9, [0; 3], 0, 0),
             Record::PutOffer { transfer, pieces } => (14, [0; 3], transfer, pieces),
             Record::PutAgain { transfer, pieces } => (18, [0; 3], transfer, pieces),
-            Record::PutOver { transfer } => (19, [0; 3], transfer, 0),
+            Record::PutOver { transfer, pieces } => (19, [0; 3], transfer, pieces),
+            Record::Forgotten { key } => (20, [0; 3], key, 0),
             Record::Go { transfer } => (15, [0; 3], transfer, 0),
             Record::PutDone { transfer } => (16, [0; 3], transfer, 0),
             Record::Again { transfer } => (17, [0; 3], transfer, 0),
@@ -272,7 +275,11 @@ impl Record {
                 transfer: id,
                 pieces: bytes,
             },
-            19 => Record::PutOver { transfer: id },
+            19 => Record::PutOver {
+                transfer: id,
+                pieces: bytes,
+            },
+            20 => Record::Forgotten { key: id },
             kind => return Err(format!("a record of kind {kind}")),
         })
     }
@@ -374,7 +381,11 @@ mod tests {
                 transfer: 3,
                 pieces: 1,
             },
-            Record::PutOver { transfer: 3 },
+            Record::PutOver {
+                transfer: 3,
+                pieces: 2,
+            },
+            Record::Forgotten { key: 9 },
             Record::Go { transfer: 3 },
             Record::PutDone { transfer: 3 },
             Record::Again { transfer: 3 },

@@ -1,9 +1,13 @@
-//! [`Regions`]: which regions of a peer this rank knows, and which of its own the peer was told.
+//! [`Regions`]: which regions of a peer this rank knows, and which of its own the peer was told;
+//! [`Exposed`]: by which keys the peer reaches these.
 
-use super::device::Place;
+use super::device::{Device, Place};
+use super::rail::{Rail, Registered};
 use super::record::RailKeys;
+use crate::error::Result;
 use crate::memory::RegionKey;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A place in the peer's memory, by the keys of all rails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +27,56 @@ impl Target {
     }
 }
 
+/// Regions of this rank, registered for one peer alone. Where queues are not connected, the end of
+/// a registration is all that stops a peer; others go on with theirs.
+#[derive(Debug)]
+pub struct Exposed<D: Device>(BTreeMap<RegionKey, Arc<Registered<D>>>);
+
+impl<D: Device> Exposed<D> {
+    /// Nothing is exposed.
+    pub fn new() -> Exposed<D> {
+        Exposed(BTreeMap::new())
+    }
+
+    /// The registration by which the peer reaches a region, which is registered for all.
+    pub fn get(
+        &mut self,
+        key: RegionKey,
+        for_all: &Arc<Registered<D>>,
+        rails: &[Rail<D>],
+        is_relaxed: bool,
+    ) -> Result<Arc<Registered<D>>> {
+        if D::IS_CONNECTED {
+            return Ok(Arc::clone(for_all));
+        }
+        if let Some(known) = self.0.get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        let anew = for_all.anew(rails, is_relaxed).expect("it is a region")?;
+        let anew = Arc::new(anew);
+        self.0.insert(key, Arc::clone(&anew));
+        Ok(anew)
+    }
+
+    /// The peer reaches this region no more.
+    pub fn end(&mut self, key: RegionKey) {
+        self.0.remove(&key);
+    }
+
+    /// The peer is gone.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Regions {
     /// The peer's, as far as it has told: where they begin, and their lengths.
     known: BTreeMap<RegionKey, (Target, u64)>,
     exported: BTreeSet<RegionKey>,
+    /// What the peer has told to forget, and was not told to be forgotten.
+    ending: BTreeSet<RegionKey>,
 }
 
 impl Regions {
@@ -40,6 +88,25 @@ impl Regions {
     /// A region of the peer is known no more.
     pub fn forget(&mut self, key: RegionKey) {
         self.known.remove(&key);
+    }
+
+    /// The peer is to hear when nothing is under way to this region.
+    pub fn end(&mut self, key: RegionKey) {
+        self.known.remove(&key);
+        self.ending.insert(key);
+    }
+
+    /// Whether the peer waits to hear of some region that nothing is under way there.
+    pub fn has_ending(&self) -> bool {
+        !self.ending.is_empty()
+    }
+
+    /// Takes those to which nothing is under way.
+    pub fn take_ended(&mut self, is_used: impl Fn(RegionKey) -> bool) -> Vec<RegionKey> {
+        let ended = self.ending.iter().copied().filter(|&key| !is_used(key));
+        let ended: Vec<RegionKey> = ended.collect();
+        self.ending.retain(|key| !ended.contains(key));
+        ended
     }
 
     pub fn is_known(&self, key: RegionKey) -> bool {
@@ -75,6 +142,7 @@ impl Regions {
     pub fn clear(&mut self) {
         self.known.clear();
         self.exported.clear();
+        self.ending.clear();
     }
 }
 

@@ -88,33 +88,34 @@ pub fn page<D: Device>(rails: &[Rail<D>]) -> Result<Arc<Registered<D>>> {
     Registered::region(region, rails, false).map(Arc::new)
 }
 
-/// Numbers of peers, which they write beside their positions.
+/// Numbers of peers, which they write beside their positions. One that was given back is not given
+/// again soon: something that was written with it may still come.
 #[derive(Debug, Default)]
-pub struct Numbers(Vec<Option<Rank>>);
+pub struct Numbers {
+    ranks: Vec<Option<Rank>>,
+    next: usize,
+}
 
 impl Numbers {
     /// A number for this peer; none: there are as many peers as numbers.
     pub fn take(&mut self, rank: Rank) -> Option<u32> {
-        let at = match self.0.iter().position(Option::is_none) {
-            Some(free) => free,
-            None if self.0.len() < SENDERS_MAX as usize => {
-                self.0.push(None);
-                self.0.len() - 1
-            }
-            None => return None,
-        };
-        self.0[at] = Some(rank);
+        let all = SENDERS_MAX as usize;
+        self.ranks.resize(all, None);
+        let mut places = (self.next..all).chain(0..self.next);
+        let at = places.find(|&at| self.ranks[at].is_none())?;
+        self.next = (at + 1) % all;
+        self.ranks[at] = Some(rank);
         Some(at as u32)
     }
 
     /// Whose number this is.
     #[inline]
     pub fn rank(&self, number: u32) -> Option<Rank> {
-        self.0.get(number as usize).copied().flatten()
+        self.ranks.get(number as usize).copied().flatten()
     }
 
     /// Nobody has this number any more.
     pub fn give_back(&mut self, number: u32) {
-        self.0[number as usize] = None;
+        self.ranks[number as usize] = None;
     }
 }

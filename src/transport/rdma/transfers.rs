@@ -37,6 +37,8 @@ pub struct Transfer<D: Device> {
     pub piece_bytes: u64,
     /// Pieces under way.
     pub under_way: u32,
+    /// Pieces posted in this generation.
+    pub posted: u32,
     /// The owner has all of a put. It ends when this rank's devices read nothing of it any more.
     pub has_come: bool,
     /// A fault came after the first piece: the peer is asked what to do.
@@ -63,6 +65,7 @@ impl<D: Device> Transfer<D> {
             total,
             piece_bytes: total,
             under_way: 0,
+            posted: 0,
             has_come: false,
             is_asking: false,
             memory,
@@ -121,7 +124,7 @@ impl<D: Device> Transfers<D> {
     /// The queues are no more: nothing is under way. Messages and puts that had a place are moved
     /// from the start, if the peer says so. Returns those of which it was not asked yet.
     pub fn end_links(&mut self) -> Vec<u64> {
-        self.stop(|transfer| transfer.under_way = 0);
+        self.stop(|transfer| (transfer.under_way, transfer.posted) = (0, 0));
         let has_place = |t: &Transfer<D>| t.kind != Kind::Get && t.target.is_some();
         let cut = self.ids(|transfer| has_place(transfer) && !transfer.is_asking);
         for &id in &cut {

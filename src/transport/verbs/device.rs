@@ -157,7 +157,7 @@ impl VerbsDevice {
 
 impl Device for VerbsDevice {
     const NAME: &'static str = "verbs";
-    const IS_ORDERED: bool = true;
+    const IS_CONNECTED: bool = true;
 
     type Memory = Mr;
     type Queue = QueuePair;

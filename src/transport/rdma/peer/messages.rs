@@ -63,6 +63,18 @@ impl<D: Device> Peer<D> {
         self.incoming.has_receive(token)
     }
 
+    /// Ends such a receive as soon as nothing of the peer is under way.
+    pub fn cancel_later(&mut self, token: u64) {
+        self.cancelled.push(token);
+    }
+
+    /// Nothing of the peer is under way.
+    pub fn end_cancelled(&mut self, shared: &mut Shared<D>) {
+        for token in std::mem::take(&mut self.cancelled) {
+            self.cancel_granted(token, shared);
+        }
+    }
+
     /// Ends a receive that has met a long message, if its last bytes have not come. No device of
     /// the peer writes here any more.
     pub fn cancel_granted(&mut self, token: u64, shared: &mut Shared<D>) {
@@ -125,15 +137,19 @@ impl<D: Device> Peer<D> {
         }
     }
 
-    /// A piece of a transfer has come.
+    /// A piece of a transfer has come. Of those of the last generation only pieces of messages
+    /// count, whose sender may have ended them. What it does not know to have come, it writes
+    /// again.
     pub(super) fn handle_piece_come(
         &mut self,
         transfer: u32,
+        number: u32,
         shared: &mut Shared<D>,
     ) -> Result<(), String> {
-        match self.incoming.count(transfer) {
+        match self.incoming.count(transfer, number) {
             Some(Some(whole)) => self.end_incoming(whole, shared),
             Some(None) => {}
+            None if self.numbers[0] != Some(number) => {}
             None if self.puts.count(transfer)? => self.tell_put_done(transfer, shared),
             None => {}
         }
@@ -192,7 +208,8 @@ impl<D: Device> Peer<D> {
 
     /// Tells the sender of a long message where to write it.
     pub(super) fn push_grant(&mut self, transfer: u32, shared: &mut Shared<D>) {
-        if let Some(record) = self.incoming.grant(transfer) {
+        let number = self.numbers[0].unwrap_or_default();
+        if let Some(record) = self.incoming.grant(transfer, number) {
             self.push(record, View::empty(), About::Grant(transfer), shared);
         }
     }
@@ -232,21 +249,25 @@ impl<D: Device> Peer<D> {
             return self.push(record, View::empty(), About::Nothing, shared);
         }
         let destination = posted.destination.part(0, total as usize);
-        let (place, offset) = match shared.regions.get(destination.key()) {
-            Some(registered) => (registered.clone(), destination.offset()),
+        let (key, relaxed) = (destination.key(), shared.settings.is_relaxed);
+        let place = match shared.regions.get(key) {
+            Some(for_all) => {
+                let exposed = self.exposed.get(key, for_all, &shared.rails, relaxed);
+                exposed.map(|registered| (registered, destination.offset()))
+            }
             None => {
                 shared.counts.receives_registered += 1;
-                let relaxed = shared.settings.is_relaxed;
-                match Registered::for_receive(destination, &shared.rails, relaxed) {
-                    Ok(registered) => (Arc::new(registered), 0),
-                    Err(error) => {
-                        // The receive is flushed with the peer, whose failure has this cause.
-                        self.matching.post(*posted);
-                        let text = format!("a receive of {total} bytes: {error}");
-                        self.pair.note_offence(text);
-                        return;
-                    }
-                }
+                let registered = Registered::for_receive(destination, &shared.rails, relaxed);
+                registered.map(|registered| (Arc::new(registered), 0))
+            }
+        };
+        let (place, offset) = match place {
+            Ok(place) => place,
+            Err(error) => {
+                // The receive is flushed with the peer, whose failure has this cause.
+                self.matching.post(*posted);
+                let text = format!("a receive of {total} bytes: {error}");
+                return self.pair.note_offence(text);
             }
         };
         let incoming = Incoming {
@@ -257,6 +278,7 @@ impl<D: Device> Peer<D> {
             offset,
             pieces,
             missing: pieces,
+            number: 0,
             is_told: false,
         };
         self.incoming.insert(transfer, incoming);

@@ -20,7 +20,7 @@ use super::outbox::{About, Outbox};
 use super::pair::{Fault, Pair};
 use super::rail::Registered;
 use super::record::{Record, SENDERS_MAX, SLOT_BYTES, VALUE_MASK};
-use super::regions::{Regions, Target};
+use super::regions::{Exposed, Regions, Target};
 use super::shared::Shared;
 use super::transfers::{self, Transfer, Transfers};
 use crate::error::{Error, Result};
@@ -60,8 +60,8 @@ pub struct Peer<D: Device> {
     is_leaving: bool,
     /// How often its slot was used (clause 23).
     epoch: u32,
-    /// What this rank knows it by, beside its positions.
-    number: Option<u32>,
+    /// What this rank knows it by, beside its positions, in this generation and in the last one.
+    numbers: [Option<u32>; 2],
     pair: Pair<D>,
     outbox: Outbox<D>,
     inbox: Inbox<D>,
@@ -74,6 +74,9 @@ pub struct Peer<D: Device> {
     incoming: IncomingMessages<D>,
     puts: IncomingPuts,
     regions: Regions,
+    exposed: Exposed<D>,
+    /// Receives that end as cancelled once nothing of the peer is under way.
+    cancelled: Vec<u64>,
     /// Atomic operations that the peer's processor does.
     changes: Requests,
 }
@@ -89,7 +92,7 @@ impl<D: Device> Peer<D> {
             is_told: false,
             is_leaving: false,
             epoch: 0,
-            number: None,
+            numbers: [None; 2],
             pair: Pair::new(),
             outbox: Outbox::new(slots),
             inbox: Inbox::new(slots),
@@ -101,6 +104,8 @@ impl<D: Device> Peer<D> {
             incoming: IncomingMessages::new(),
             puts: IncomingPuts::default(),
             regions: Regions::default(),
+            exposed: Exposed::new(),
+            cancelled: Vec::new(),
             changes: Requests::default(),
         }
     }
@@ -134,17 +139,31 @@ impl<D: Device> Peer<D> {
         self.state = PeerState::Open;
     }
 
+    /// What the peer writes by in the next generation: a number, and where queues are not connected
+    /// the ring's keys.
+    pub fn renew_names(&mut self, shared: &mut Shared<D>) -> Result<u32> {
+        let number = shared.numbers.take(self.rank);
+        let number = number.ok_or_else(|| Error::Exhausted {
+            what: "connected peers".into(),
+            limit: format!("{SENDERS_MAX} at once"),
+            remedy: "use collectives whose ranks have fewer partners".into(),
+        })?;
+        let [before, last] = self.numbers;
+        self.numbers = [Some(number), before];
+        last.into_iter().for_each(|n| shared.numbers.give_back(n));
+        if let Some(ring) = self.inbox.memory().filter(|_| !D::IS_CONNECTED)
+            && let Some(anew) = ring.anew(&shared.rails, false)
+        {
+            self.inbox.set_memory(Arc::new(anew?));
+        }
+        Ok(number)
+    }
+
     /// Makes the memory of both rings, unless that was done.
     pub fn make_rings(&mut self, shared: &mut Shared<D>) -> Result<()> {
         if self.inbox.has_memory() {
             return Ok(());
         }
-        let number = shared.numbers.take(self.rank);
-        self.number = Some(number.ok_or_else(|| Error::Exhausted {
-            what: "connected peers".into(),
-            limit: format!("{SENDERS_MAX} at once"),
-            remedy: "use collectives whose ranks have fewer partners".into(),
-        })?);
         let make = || {
             let bytes = shared.sizes.ring as usize * SLOT_BYTES;
             let region = Arc::new(Region::private(bytes)?);
@@ -175,11 +194,6 @@ impl<D: Device> Peer<D> {
     /// Whether it was expected; not any more.
     pub fn take_expected(&mut self) -> bool {
         std::mem::take(&mut self.is_expected)
-    }
-
-    /// The number that this rank knows it by.
-    pub fn number(&self) -> Option<u32> {
-        self.number
     }
 
     /// The queues with it.
@@ -296,7 +310,6 @@ impl<D: Device> Peer<D> {
         self.outbox.note_unread();
         self.outbox.drop_waiting_grants();
         self.inbox.forget_early();
-        self.incoming.begin_again();
         self.puts.begin_all_again();
         self.pair.take_fault();
         self.go_on_with_gets(shared);
@@ -351,9 +364,12 @@ impl<D: Device> Peer<D> {
     /// of the peer writes here any more.
     pub fn flush(&mut self, shared: &mut Shared<D>) {
         self.state = PeerState::Gone;
-        if let Some(number) = self.number.take() {
-            shared.numbers.give_back(number);
-        }
+        let numbers = std::mem::take(&mut self.numbers).into_iter().flatten();
+        numbers.for_each(|number| shared.numbers.give_back(number));
+        // Registrations end before the memory is given back.
+        self.inbox.end_memory();
+        self.exposed.clear();
+        self.cancelled.clear();
         let mut tokens = self.matching.flush(|_| false);
         tokens.extend(self.outbox.flush());
         tokens.extend(self.transfers.flush().map(|transfer| transfer.token));

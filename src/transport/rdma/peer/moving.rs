@@ -84,6 +84,7 @@ impl<D: Device> Peer<D> {
         if transfer.kind == Kind::Put && transfer.target.is_some() {
             let record = Record::PutOver {
                 transfer: id as u32,
+                pieces: transfer.posted,
             };
             self.push(record, View::empty(), About::Nothing, shared);
         }
@@ -257,6 +258,7 @@ impl<D: Device> Peer<D> {
             }
         };
         transfer.under_way += 1;
+        transfer.posted += 1;
         shared.counts.pieces += 1;
         let what = What::Piece {
             transfer: id,

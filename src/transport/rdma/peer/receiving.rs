@@ -20,17 +20,19 @@ impl<D: Device> Peer<D> {
     #[inline]
     pub fn handle_immediate(
         &mut self,
-        what: Immediate,
+        (number, what): (u32, Immediate),
         shared: &mut Shared<D>,
     ) -> Result<(), String> {
         match what {
+            // One of the last generation is posted again.
+            Immediate::Slot(_) if self.numbers[0] != Some(number) => {}
             Immediate::Slot(position) => {
                 self.inbox.arrive(position)?;
                 while let Some(position) = self.inbox.take_next() {
                     self.handle_slot(position, shared)?;
                 }
             }
-            Immediate::Piece(transfer) => self.handle_piece_come(transfer, shared)?,
+            Immediate::Piece(transfer) => self.handle_piece_come(transfer, number, shared)?,
         }
         if self.inbox.is_due() {
             self.mark(shared);
@@ -81,10 +83,8 @@ impl<D: Device> Peer<D> {
                 bytes,
                 keys,
             } => self.handle_region(key, (address, keys), bytes, shared),
-            Record::Forget { key } => {
-                self.regions.forget(RegionKey(key));
-                self.resolve_all(RegionKey(key), shared);
-            }
+            Record::Forget { key } => self.handle_forget(RegionKey(key), shared),
+            Record::Forgotten { key } => self.exposed.end(RegionKey(key)),
             Record::Nothing => {}
             Record::BadPut { position } => self.handle_bad_put(position, shared),
             Record::PutOffer { transfer, pieces } => {
@@ -95,7 +95,7 @@ impl<D: Device> Peer<D> {
             Record::PutAgain { transfer, pieces } => {
                 self.handle_put_again((transfer, pieces), shared);
             }
-            Record::PutOver { transfer } => self.puts.forget(transfer),
+            Record::PutOver { transfer, pieces } => self.puts.give_up(transfer, pieces)?,
             Record::Go { transfer } => self.handle_go(u64::from(transfer), shared),
             Record::PutDone { transfer } => self.handle_put_done(u64::from(transfer), shared),
             Record::Again { transfer } => self.handle_again(transfer, shared),
@@ -258,10 +258,27 @@ impl<D: Device> Peer<D> {
         }
     }
 
+    /// A region of the peer is no more. Without connected queues the peer hears when nothing is
+    /// under way there.
+    fn handle_forget(&mut self, key: RegionKey, shared: &mut Shared<D>) {
+        match D::IS_CONNECTED {
+            true => self.regions.forget(key),
+            false => self.regions.end(key),
+        }
+        self.resolve_all(key, shared);
+        self.mark(shared);
+    }
+
     /// Tells the peer of a region of this rank, or that it is none.
     fn tell_region(&mut self, key: RegionKey, shared: &mut Shared<D>) {
-        let record = match shared.regions.get(key) {
-            Some(registered) => {
+        let relaxed = shared.settings.is_relaxed;
+        let exposed = (shared.regions.get(key))
+            .map(|for_all| self.exposed.get(key, for_all, &shared.rails, relaxed));
+        let record = match exposed {
+            Some(Err(error)) => {
+                return self.pair.note_offence(format!("a region for it: {error}"));
+            }
+            Some(Ok(registered)) => {
                 self.regions.note_exported(key);
                 Record::Region {
                     key: key.0,
@@ -294,8 +311,16 @@ impl<D: Device> Peer<D> {
             }
         }
         // Where the next slot was not free, what waits for it goes on now.
-        let has_waited = !D::IS_ORDERED && (!self.outbox.is_clear() || self.inbox.is_due());
+        let has_waited = !D::IS_CONNECTED && (!self.outbox.is_clear() || self.inbox.is_due());
         if self.transfers.queued_count() > 0 || !self.outbox.is_posted() || has_waited {
+            self.mark(shared);
+        }
+        self.look_for_end(shared);
+    }
+
+    /// A post has ended, perhaps the last one of a generation that is to end.
+    pub fn look_for_end(&mut self, shared: &mut Shared<D>) {
+        if !D::IS_CONNECTED && (!self.pair.is_up() || self.regions.has_ending()) {
             self.mark(shared);
         }
     }
@@ -320,7 +345,8 @@ impl<D: Device> Peer<D> {
     /// The peer's device has refused a post: its region is gone, or the range is not inside.
     pub fn handle_refused(&mut self, rail: usize, id: u64, shared: &mut Shared<D>) {
         let found = self.pair.link(rail).and_then(|link| link.find(id));
-        let Some(what) = found else {
+        // Without connected queues, the owner of memory says what has become of it.
+        let Some(what) = found.filter(|_| D::IS_CONNECTED) else {
             return;
         };
         let of_transfer = match *what {

@@ -128,7 +128,7 @@ impl<D: Device> Peer<D> {
         token: u64,
         shared: &mut Shared<D>,
     ) -> Result<(), PostError> {
-        if D::IS_ORDERED
+        if D::IS_CONNECTED
             && shared.settings.has_plain_words
             && let Some(posted) = self.put_plainly(source, to, token, shared)
         {
@@ -274,12 +274,29 @@ impl<D: Device> Peer<D> {
         if !self.pair.is_up() {
             return;
         }
+        self.tell_forgotten(shared);
         self.outbox.place_waiting();
         self.queue_positions();
         self.queue_transfers(shared);
         self.tell_alone();
         for at in 0..self.pair.rails_count() {
             self.ring_doorbell(at, shared);
+        }
+    }
+
+    /// Tells the peer of its regions that it has ended and to which nothing is under way.
+    fn tell_forgotten(&mut self, shared: &mut Shared<D>) {
+        if !self.regions.has_ending() {
+            return;
+        }
+        let (transfers, gets) = (&self.transfers, &self.gets);
+        let ended = self.regions.take_ended(|key| {
+            let mut moved = transfers.iter().filter(|t| t.kind != Kind::Message);
+            moved.any(|t| t.range.0 == key) || gets.values().any(|get| get.range.0 == key)
+        });
+        for key in ended {
+            let record = Record::Forgotten { key: key.0 };
+            self.add(record, View::empty(), About::Nothing, shared);
         }
     }
 

@@ -1,6 +1,6 @@
 //! [`SimDevice`]: a device of a [`DeviceWorld`].
 
-use super::state::{Bytes, DeviceWorld, Ended, Known, Line, Own, Piece, Post, Status};
+use super::state::{Bytes, Defect, DeviceWorld, Ended, Known, Line, Own, Piece, Post, Status};
 use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::kernel;
@@ -69,7 +69,7 @@ pub struct SimMemory {
     world: DeviceWorld,
     key: u32,
     bytes: usize,
-    _region: Option<Arc<Region>>,
+    region: Option<Arc<Region>>,
 }
 
 /// A queue to one peer.
@@ -114,7 +114,11 @@ impl Memory for SimMemory {
 
 impl Drop for SimMemory {
     fn drop(&mut self) {
-        self.world.lock().memories[self.key as usize] = None;
+        let mut state = self.world.lock();
+        match state.defect {
+            Some(Defect::KeepsKeys) => state.kept.extend(self.region.take()),
+            _ => state.memories[self.key as usize] = None,
+        }
     }
 }
 
@@ -184,7 +188,8 @@ impl Queue for SimQueue {
                     let device = state.queues[at].device;
                     let Some(Own::At(view)) = state.own_bytes(device, &Bytes::Registered(piece))
                     else {
-                        return Err("memory that is not registered".into());
+                        state.end(at, request.id, Status::Broken, None);
+                        continue;
                     };
                     let mut bytes = vec![0; view.len_bytes()];
                     kernel::read(view, 0, &mut bytes);
@@ -211,6 +216,9 @@ impl Queue for SimQueue {
                 is_written: Vec::new(),
             });
             assert!(line.posts.len() <= line.posts_max, "a queue overflows");
+            if state.defect == Some(Defect::EndsEarly) {
+                state.end(at, request.id, Status::Done, None);
+            }
         }
         Ok(())
     }
@@ -221,7 +229,11 @@ impl Queue for SimQueue {
     }
 
     fn stop(&self) -> bool {
-        self.world.lock().stop(self.number as usize);
+        let mut state = self.world.lock();
+        match state.is_ordered {
+            true => state.stop(self.number as usize),
+            false => state.finish(self.number as usize),
+        }
         true
     }
 }
@@ -229,10 +241,14 @@ impl Queue for SimQueue {
 impl Drop for SimQueue {
     fn drop(&mut self) {
         let mut state = self.world.lock();
+        let is_ordered = state.is_ordered;
         let line = &mut state.queues[self.number as usize];
-        line.is_stopped = true;
-        line.posts.clear();
-        line.receives = 0;
+        // Without connected queues, posts go on.
+        if is_ordered || line.peer.is_none() {
+            line.is_stopped = true;
+            line.posts.clear();
+        }
+        (line.receives, line.is_dropped) = (0, true);
         let device = line.device;
         state.forget(device, self.number);
     }
@@ -240,7 +256,7 @@ impl Drop for SimQueue {
 
 impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
     const NAME: &'static str = "rdma";
-    const IS_ORDERED: bool = ORDERED;
+    const IS_CONNECTED: bool = ORDERED;
 
     type Memory = SimMemory;
     type Queue = SimQueue;
@@ -300,13 +316,14 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
             world: self.world.clone(),
             key,
             bytes: view.len_bytes(),
-            _region: region.cloned(),
+            region: region.cloned(),
         })
     }
 
     fn open_queue(&self, sizes: Sizes, _: u32) -> Result<(SimQueue, Offer)> {
         let mut state = self.world.lock();
         let number = state.queues.len() as u32;
+        state.places = sizes.completions as usize;
         state.queues.push(Line {
             device: self.number,
             peer: None,
@@ -314,6 +331,7 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
             posts_max: sizes.sends as usize,
             receives: sizes.receives,
             is_stopped: false,
+            is_dropped: false,
         });
         let mut offer = [0; OFFER_BYTES];
         offer[..4].copy_from_slice(&number.to_le_bytes());

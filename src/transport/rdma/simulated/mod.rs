@@ -5,8 +5,10 @@
 //! queue with more posts than it has room for.
 
 mod device;
+#[cfg(test)]
+mod late_tests;
 mod state;
 
 #[cfg(test)]
 pub use device::SimDevice;
-pub use state::DeviceWorld;
+pub use state::{Defect, DeviceWorld};

@@ -1,11 +1,12 @@
 //! [`DeviceWorld`]: what devices in one thread have to do, and does one thing of it after another.
 
 use crate::kernel;
-use crate::memory::View;
+use crate::memory::{Region, View};
 use crate::prng::Prng;
 use crate::transport::Atomic;
 use crate::transport::rdma::device::{Operation, Place};
-use std::collections::VecDeque;
+use crate::transport::rdma::record::Immediate;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What an atomic operation and a word have.
@@ -13,14 +14,41 @@ const WORD_BYTES: usize = 8;
 /// Into how many parts, of whole lines, a write without order is divided at most.
 const PARTS_MAX: usize = 4;
 const LINE_BYTES: usize = 64;
+/// What comes to a device without connected queues comes to none of them.
+const NO_QUEUE: u32 = u32::MAX;
 
 /// See the module. A clone is the same world.
 #[derive(Clone, Debug)]
 pub struct DeviceWorld(Arc<Mutex<State>>);
 
+/// What is wrong with devices: tests find out that they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// Records are told with the position in which they come.
+    NumbersByArrival,
+    /// A write is told to have come before all of its bytes are there.
+    TellsBeforeBytes,
+    /// Memory can be written by its key after the end of its registration.
+    KeepsKeys,
+    /// Posts are told to have ended before they have.
+    EndsEarly,
+    /// What has ended is lost where the completion queue is full, and that has few places.
+    Overruns,
+}
+
+/// Places of a completion queue that has few.
+const FEW_PLACES: usize = 4;
+
 #[derive(Debug)]
 pub struct State {
     pub random: Prng,
+    pub defect: Option<Defect>,
+    /// Records that have come, by device and sender, where they are numbered so.
+    come: BTreeMap<(usize, u32), u32>,
+    /// Regions whose keys are kept.
+    pub kept: Vec<Arc<Region>>,
+    /// Of each completion queue.
+    pub places: usize,
     /// Queues do their posts, and writes their lines, in order; completions come in that order.
     pub is_ordered: bool,
     /// How often a queue fails instead of doing its next post.
@@ -51,6 +79,8 @@ pub struct Line {
     pub posts_max: usize,
     pub receives: u32,
     pub is_stopped: bool,
+    /// Nobody is told of its posts any more.
+    pub is_dropped: bool,
 }
 
 #[derive(Debug)]
@@ -116,6 +146,10 @@ impl DeviceWorld {
     fn of(ranks: u32, seed: u64, faults: f64, is_ordered: bool) -> DeviceWorld {
         DeviceWorld(Arc::new(Mutex::new(State {
             random: Prng::new(seed),
+            defect: None,
+            come: BTreeMap::new(),
+            kept: Vec::new(),
+            places: usize::MAX,
             is_ordered,
             faults,
             memories: Vec::new(),
@@ -123,6 +157,12 @@ impl DeviceWorld {
             ended: (0..ranks).map(|_| VecDeque::new()).collect(),
             late: Vec::new(),
         })))
+    }
+
+    /// All devices of this world have a defect.
+    pub fn with(self, defect: Defect) -> DeviceWorld {
+        self.lock().defect = Some(defect);
+        self
     }
 
     /// Does one post, drawn from the seed, or tells of one; false: there is none.
@@ -172,19 +212,45 @@ impl State {
         }
         let posts = &mut self.queues[at].posts;
         let post = posts.remove(which).expect("looked at just now");
-        let status = match self.queues[peer].is_stopped || self.random.chance(faults) {
+        let is_cut = self.is_ordered && self.queues[peer].is_stopped;
+        let status = match is_cut || self.random.chance(faults) {
             true => Status::Broken,
             false => self.perform(at, peer, &post),
         };
-        if post.is_signaled || status != Status::Done {
+        // Without connected queues, what is written to memory that is not registered any more may
+        // end well.
+        let is_unnoticed = !self.is_ordered && status == Status::Refused && self.random.chance(0.5);
+        let status = if is_unnoticed { Status::Done } else { status };
+        let is_told = self.defect == Some(Defect::EndsEarly);
+        if !is_told && (post.is_signaled || status != Status::Done) {
             let source = post.source.filter(|_| status == Status::Done);
             self.end(at, post.id, status, source);
         }
-        if status != Status::Done {
+        if status != Status::Done && self.is_ordered {
             self.stop(at);
+            if status == Status::Refused {
+                self.stop(peer);
+            }
         }
-        if status == Status::Refused {
-            self.stop(peer);
+    }
+
+    /// Does all posts of a queue.
+    pub fn finish(&mut self, at: usize) {
+        if self.queues[at].peer.is_some() && self.defect != Some(Defect::EndsEarly) {
+            while !self.queues[at].posts.is_empty() {
+                self.go_on(at);
+            }
+        }
+        self.tell_late(at);
+    }
+
+    /// Tells of all posts of a queue that are done.
+    fn tell_late(&mut self, at: usize) {
+        let (ends, late): (Vec<_>, Vec<_>) =
+            (self.late.drain(..)).partition(|(_, ended)| ended.queue as usize == at);
+        self.late = late;
+        for (device, ended) in ends {
+            self.tell(device, ended);
         }
     }
 
@@ -208,6 +274,14 @@ impl State {
         let next = left[self.random.below(left.len() as u64) as usize];
         let (start, len) = (next * part, part.min(bytes - next * part));
         kernel::copy(source.part(start, len), target.part(start, len));
+        if self.defect == Some(Defect::TellsBeforeBytes) {
+            let operation = &mut self.queues[at].posts[which].operation;
+            if let Operation::Write(_, immediate) = operation
+                && let Some(bits) = immediate.take()
+            {
+                self.tell_arrival(peer, bits);
+            }
+        }
         let is_written = &mut self.queues[at].posts[which].is_written;
         is_written.resize(parts, false);
         is_written[next] = true;
@@ -234,16 +308,7 @@ impl State {
                     Own::At(view) => kernel::copy(view, target),
                 }
                 if let Some(bits) = immediate {
-                    let line = &mut self.queues[peer];
-                    assert!(line.receives > 0, "a write with 32 bits found no receive");
-                    line.receives -= 1;
-                    let ended = Ended {
-                        is_receive: true,
-                        queue: peer as u32,
-                        immediate: Some(bits),
-                        ..Ended::default()
-                    };
-                    self.tell(device, ended);
+                    self.tell_arrival(peer, bits);
                 }
             }
             Operation::Read(place) => match (self.find(device, place, bytes), local) {
@@ -262,6 +327,35 @@ impl State {
             }
         }
         Status::Done
+    }
+
+    /// A write with these 32 bits has come to a queue.
+    fn tell_arrival(&mut self, at: usize, bits: u32) {
+        let device = self.queues[at].device;
+        if self.is_ordered {
+            let line = &mut self.queues[at];
+            assert!(line.receives > 0, "a write with 32 bits found no receive");
+            line.receives -= 1;
+        }
+        let by_arrival = self.defect == Some(Defect::NumbersByArrival);
+        let bits = match Immediate::parse(bits) {
+            (sender, Immediate::Slot(_)) if by_arrival => {
+                let come = self.come.entry((device, sender)).or_default();
+                *come += 1;
+                Immediate::Slot(*come - 1).emit(sender)
+            }
+            _ => bits,
+        };
+        let ended = Ended {
+            is_receive: true,
+            queue: match self.is_ordered {
+                true => at as u32,
+                false => NO_QUEUE,
+            },
+            immediate: Some(bits),
+            ..Ended::default()
+        };
+        self.tell(device, ended);
     }
 
     fn change(&mut self, device: usize, place: Place, what: Atomic, local: Own) -> Status {
@@ -300,6 +394,9 @@ impl State {
     }
 
     pub fn end(&mut self, at: usize, id: u64, status: Status, source: Option<(Piece, u64)>) {
+        if self.queues[at].is_dropped {
+            return;
+        }
         let device = self.queues[at].device;
         let ended = Ended {
             id,
@@ -329,11 +426,22 @@ impl State {
     /// A completion, behind the others or anywhere among them.
     fn tell(&mut self, device: usize, ended: Ended) {
         let count = self.ended[device].len();
+        if self.defect == Some(Defect::Overruns) && count >= FEW_PLACES {
+            return;
+        }
+        assert!(count < self.places, "a completion queue overflows");
         let place = match self.is_ordered {
             true => count,
             false => self.random.below(count as u64 + 1) as usize,
         };
         self.ended[device].insert(place, ended);
+    }
+
+    /// How much memory a device knows.
+    #[cfg(test)]
+    pub fn of_device(&self, device: usize) -> usize {
+        let known = self.memories.iter().flatten();
+        known.filter(|known| known.device == device).count()
     }
 
     /// Nobody is told any more of what a queue has done.
@@ -346,15 +454,9 @@ impl State {
     pub fn stop(&mut self, at: usize) {
         let line = &mut self.queues[at];
         line.is_stopped = true;
-        let device = line.device;
         let posts = std::mem::take(&mut line.posts);
         let receives = std::mem::take(&mut line.receives);
-        let (ends, late) = (self.late.drain(..)).partition(|(_, ended)| ended.queue as usize == at);
-        self.late = late;
-        let ends: Vec<(usize, Ended)> = ends;
-        for (_, ended) in ends {
-            self.tell(device, ended);
-        }
+        self.tell_late(at);
         for post in posts {
             self.end(at, post.id, Status::Flushed, None);
         }
