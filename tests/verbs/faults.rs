@@ -106,8 +106,8 @@ fn cut_both_ways(mut pair: Pair, after: u64) {
 }
 
 #[test]
-fn the_pieces_of_every_other_path_are_read_behind_before_a_message_ends() {
-    if !has_device("reads behind pieces") {
+fn the_pieces_of_all_paths_have_come_when_a_message_ends() {
+    if !has_device("pieces on several paths") {
         return;
     }
     for path in paths() {
@@ -122,9 +122,8 @@ fn the_pieces_of_every_other_path_are_read_behind_before_a_message_ends() {
             pair.done(0, 2);
             check(place.view, seed);
         }
-        let others = path.matches(',').count() as u64;
-        assert_eq!(pair.count(0, "reads behind pieces"), 5 * others, "{path}");
-        assert_eq!(pair.count(1, "reads behind pieces"), 0, "{path}");
+        assert!(pair.count(0, "pieces sent") >= 2 * 5, "{path}");
+        assert_eq!(pair.count(0, "pieces sent again"), 0, "{path}");
     }
 }
 

@@ -219,7 +219,7 @@ class SoftVerbs(Common, unittest.TestCase):
         self.assertEqual(out.count("skipped"), 2, out)
 
     def test_messages_that_are_cut_on_two_paths(self):
-        for name in ("a_message_that_is_cut", "the_pieces_of_every_other_path"):
+        for name in ("a_message_that_is_cut", "the_pieces_of_all_paths"):
             self.assertIn("1 passed", self.check(f"{BUILT['verbs']} --nocapture faults::{name}", devices=2))
 
     def test_jobs_of_many_ranks(self):
