@@ -28,6 +28,8 @@ pub struct Incoming<D: Device> {
     pub number: u32,
     /// The sender knows where it goes.
     pub is_told: bool,
+    /// The receive ends as cancelled once nothing of the sender is under way.
+    pub is_cancelled: bool,
 }
 
 /// See the module.
@@ -88,6 +90,21 @@ impl<D: Device> IncomingMessages<D> {
     /// Whether the receive with this token has met a message.
     pub fn has_receive(&self, token: u64) -> bool {
         self.0.values().any(|incoming| is_for(incoming, token))
+    }
+
+    /// The receive with this token ends once nothing of the sender is under way.
+    pub fn cancel_later(&mut self, token: u64) {
+        let mut all = self.0.values_mut();
+        if let Some(incoming) = all.find(|incoming| is_for(incoming, token)) {
+            incoming.is_cancelled = true;
+        }
+    }
+
+    /// The receives that end then.
+    pub fn cancelled(&self) -> Vec<u64> {
+        let is_meant = |incoming: &&Incoming<D>| incoming.is_cancelled && incoming.place.is_some();
+        let cancelled = self.0.values().filter(is_meant);
+        cancelled.map(|incoming| incoming.token).collect()
     }
 
     /// The receive with this token ends before its message; false: there is none.

@@ -1,5 +1,4 @@
-//! [`Regions`]: which regions of a peer this rank knows, and which of its own the peer was told;
-//! [`Exposed`]: by which keys the peer reaches these.
+//! [`Regions`]: which regions of a peer this rank knows, and which of its own the peer was told.
 
 use super::device::{Device, Place};
 use super::rail::{Rail, Registered};
@@ -27,19 +26,31 @@ impl Target {
     }
 }
 
-/// Regions of this rank, registered for one peer alone. Where queues are not connected, the end of
-/// a registration is all that stops a peer; others go on with theirs.
+/// See the module.
 #[derive(Debug)]
-pub struct Exposed<D: Device>(BTreeMap<RegionKey, Arc<Registered<D>>>);
+pub struct Regions<D: Device> {
+    /// The peer's, as far as it has told: where they begin, and their lengths.
+    known: BTreeMap<RegionKey, (Target, u64)>,
+    exported: BTreeSet<RegionKey>,
+    /// What the peer has told to forget, and was not told to be forgotten.
+    ending: BTreeSet<RegionKey>,
+    /// Regions of this rank, registered for this peer alone. Where queues are not connected, the
+    /// end of a registration is all that stops a peer; others go on with theirs.
+    exposed: BTreeMap<RegionKey, Arc<Registered<D>>>,
+}
 
-impl<D: Device> Exposed<D> {
-    /// Nothing is exposed.
-    pub fn new() -> Exposed<D> {
-        Exposed(BTreeMap::new())
+impl<D: Device> Regions<D> {
+    pub fn new() -> Regions<D> {
+        Regions {
+            known: BTreeMap::new(),
+            exported: BTreeSet::new(),
+            ending: BTreeSet::new(),
+            exposed: BTreeMap::new(),
+        }
     }
 
     /// The registration by which the peer reaches a region, which is registered for all.
-    pub fn get(
+    pub fn expose(
         &mut self,
         key: RegionKey,
         for_all: &Arc<Registered<D>>,
@@ -49,37 +60,20 @@ impl<D: Device> Exposed<D> {
         if D::IS_CONNECTED {
             return Ok(Arc::clone(for_all));
         }
-        if let Some(known) = self.0.get(&key) {
+        if let Some(known) = self.exposed.get(&key) {
             return Ok(Arc::clone(known));
         }
         let anew = for_all.anew(rails, is_relaxed).expect("it is a region")?;
         let anew = Arc::new(anew);
-        self.0.insert(key, Arc::clone(&anew));
+        self.exposed.insert(key, Arc::clone(&anew));
         Ok(anew)
     }
 
-    /// The peer reaches this region no more.
-    pub fn end(&mut self, key: RegionKey) {
-        self.0.remove(&key);
+    /// Nothing of the peer is under way to a region that has ended.
+    pub fn handle_forgotten(&mut self, key: RegionKey) {
+        self.exposed.remove(&key);
     }
 
-    /// The peer is gone.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-}
-
-/// See the module.
-#[derive(Debug, Default)]
-pub struct Regions {
-    /// The peer's, as far as it has told: where they begin, and their lengths.
-    known: BTreeMap<RegionKey, (Target, u64)>,
-    exported: BTreeSet<RegionKey>,
-    /// What the peer has told to forget, and was not told to be forgotten.
-    ending: BTreeSet<RegionKey>,
-}
-
-impl Regions {
     /// The peer tells where a region begins, and its length.
     pub fn learn(&mut self, key: RegionKey, target: Target, bytes: u64) {
         self.known.insert(key, (target, bytes));
@@ -133,9 +127,14 @@ impl Regions {
         self.exported.contains(&key)
     }
 
-    /// A region of this rank is no more; true where the peer was told of it.
+    /// A region of this rank is no more; true where the peer was told of it, which may be writing
+    /// there.
     pub fn end_export(&mut self, key: RegionKey) -> bool {
-        self.exported.remove(&key)
+        let is_exported = self.exported.remove(&key);
+        if !is_exported {
+            self.exposed.remove(&key);
+        }
+        is_exported
     }
 
     /// The peer is gone.
@@ -143,6 +142,7 @@ impl Regions {
         self.known.clear();
         self.exported.clear();
         self.ending.clear();
+        self.exposed.clear();
     }
 }
 
@@ -150,16 +150,17 @@ impl Regions {
 mod tests {
     use super::*;
     use crate::transport::rdma::record::RAILS_MAX;
+    use crate::transport::rdma::simulated::SimDevice;
 
     #[test]
     fn ranges_are_found_inside_known_regions_only() {
-        let mut regions = Regions::default();
+        let mut regions = Regions::<SimDevice<true>>::new();
         let target = Target {
             address: 100,
             keys: [7; RAILS_MAX],
         };
         regions.learn(RegionKey(1), target, 16);
-        let at = |regions: &Regions, offset, bytes| {
+        let at = |regions: &Regions<SimDevice<true>>, offset, bytes| {
             let found = regions.target((RegionKey(1), offset), bytes);
             found.map(|target| target.address)
         };

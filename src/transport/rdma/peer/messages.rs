@@ -65,12 +65,12 @@ impl<D: Device> Peer<D> {
 
     /// Ends such a receive as soon as nothing of the peer is under way.
     pub fn cancel_later(&mut self, token: u64) {
-        self.cancelled.push(token);
+        self.incoming.cancel_later(token);
     }
 
     /// Nothing of the peer is under way.
     pub fn end_cancelled(&mut self, shared: &mut Shared<D>) {
-        for token in std::mem::take(&mut self.cancelled) {
+        for token in self.incoming.cancelled() {
             self.cancel_granted(token, shared);
         }
     }
@@ -252,7 +252,7 @@ impl<D: Device> Peer<D> {
         let (key, relaxed) = (destination.key(), shared.settings.is_relaxed);
         let place = match shared.regions.get(key) {
             Some(for_all) => {
-                let exposed = self.exposed.get(key, for_all, &shared.rails, relaxed);
+                let exposed = self.regions.expose(key, for_all, &shared.rails, relaxed);
                 exposed.map(|registered| (registered, destination.offset()))
             }
             None => {
@@ -279,6 +279,7 @@ impl<D: Device> Peer<D> {
             pieces,
             missing: pieces,
             number: 0,
+            is_cancelled: false,
             is_told: false,
         };
         self.incoming.insert(transfer, incoming);

@@ -11,7 +11,7 @@ mod receiving;
 mod sending;
 
 use super::device::Device;
-use super::gets::Get;
+use super::gets::Gets;
 use super::greeting::Had;
 use super::inbox::Inbox;
 use super::incoming::{IncomingMessages, IncomingPuts};
@@ -20,7 +20,7 @@ use super::outbox::{About, Outbox};
 use super::pair::{Fault, Pair};
 use super::rail::Registered;
 use super::record::{Record, SENDERS_MAX, SLOT_BYTES, VALUE_MASK};
-use super::regions::{Exposed, Regions, Target};
+use super::regions::{Regions, Target};
 use super::shared::Shared;
 use super::transfers::{self, Transfer, Transfers};
 use crate::error::{Error, Result};
@@ -31,7 +31,6 @@ use crate::transport::posts::PeerState;
 use crate::transport::requests::Requests;
 use crate::transport::{Event, Outcome, Traffic};
 use crate::types::Rank;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A long message that is with its sender, who waits to be told where to write it.
@@ -67,16 +66,12 @@ pub struct Peer<D: Device> {
     inbox: Inbox<D>,
     credits: Credits,
     matching: Matching<Offered>,
-    /// Short gets under way on the lead, by number.
-    gets: BTreeMap<u64, Get<D>>,
-    next_get: u64,
+    /// Short gets under way on the lead.
+    gets: Gets<D>,
     transfers: Transfers<D>,
     incoming: IncomingMessages<D>,
     puts: IncomingPuts,
-    regions: Regions,
-    exposed: Exposed<D>,
-    /// Receives that end as cancelled once nothing of the peer is under way.
-    cancelled: Vec<u64>,
+    regions: Regions<D>,
     /// Atomic operations that the peer's processor does.
     changes: Requests,
 }
@@ -98,14 +93,11 @@ impl<D: Device> Peer<D> {
             inbox: Inbox::new(slots),
             credits: Credits::default(),
             matching: Matching::new(),
-            gets: BTreeMap::new(),
-            next_get: 0,
+            gets: Gets::new(),
             transfers: transfers::none(),
             incoming: IncomingMessages::new(),
             puts: IncomingPuts::default(),
-            regions: Regions::default(),
-            exposed: Exposed::new(),
-            cancelled: Vec::new(),
+            regions: Regions::new(),
             changes: Requests::default(),
         }
     }
@@ -368,8 +360,6 @@ impl<D: Device> Peer<D> {
         numbers.for_each(|number| shared.numbers.give_back(number));
         // Registrations end before the memory is given back.
         self.inbox.end_memory();
-        self.exposed.clear();
-        self.cancelled.clear();
         let mut tokens = self.matching.flush(|_| false);
         tokens.extend(self.outbox.flush());
         tokens.extend(self.transfers.flush().map(|transfer| transfer.token));

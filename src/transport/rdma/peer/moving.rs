@@ -298,19 +298,15 @@ impl<D: Device> Peer<D> {
             return false;
         };
         let operation = gets::operation(atomic, target.place(rail, 0));
-        let link = self.pair.lead_link().expect("looked at just now");
-        let number = self.next_get;
-        self.next_get += 1;
-        let what = What::Get(number);
-        let posted = link.post_now(operation, (Local::One(segment), bytes), what);
-        let get = Get {
+        let what = What::Get(self.gets.add(Get {
             token,
             view,
             memory,
             range,
             atomic,
-        };
-        self.gets.insert(number, get);
+        }));
+        let link = self.pair.lead_link().expect("looked at just now");
+        let posted = link.post_now(operation, (Local::One(segment), bytes), what);
         shared.counts.pieces += 1;
         self.note_post(posted, shared);
         self.break_if_asked(rail, shared);
@@ -327,9 +323,12 @@ impl<D: Device> Peer<D> {
 
     /// A short get has come, or has ended otherwise.
     pub(super) fn end_short_get(&mut self, number: u64, outcome: Outcome, shared: &mut Shared<D>) {
-        let Some(get) = self.gets.remove(&number) else {
-            return;
-        };
+        if let Some(get) = self.gets.remove(number) {
+            self.end_get_as(get, outcome, shared);
+        }
+    }
+
+    fn end_get_as(&mut self, get: Get<D>, outcome: Outcome, shared: &mut Shared<D>) {
         let bytes = get.view.len_bytes() as u64;
         if outcome == Outcome::Done {
             shared.counts.written_bytes += bytes;
@@ -344,10 +343,9 @@ impl<D: Device> Peer<D> {
 
     /// The queue has ended before the rest of the short gets came.
     pub(super) fn go_on_with_gets(&mut self, shared: &mut Shared<D>) {
-        for (number, get) in std::mem::take(&mut self.gets) {
+        for get in self.gets.take_all() {
             if get.atomic.is_some() {
-                self.gets.insert(number, get);
-                self.end_short_get(number, Outcome::Flushed, shared);
+                self.end_get_as(get, Outcome::Flushed, shared);
                 continue;
             }
             shared.counts.pieces_again += 1;

@@ -84,7 +84,7 @@ impl<D: Device> Peer<D> {
                 keys,
             } => self.handle_region(key, (address, keys), bytes, shared),
             Record::Forget { key } => self.handle_forget(RegionKey(key), shared),
-            Record::Forgotten { key } => self.exposed.end(RegionKey(key)),
+            Record::Forgotten { key } => self.regions.handle_forgotten(RegionKey(key)),
             Record::Nothing => {}
             Record::BadPut { position } => self.handle_bad_put(position, shared),
             Record::PutOffer { transfer, pieces } => {
@@ -273,7 +273,7 @@ impl<D: Device> Peer<D> {
     fn tell_region(&mut self, key: RegionKey, shared: &mut Shared<D>) {
         let relaxed = shared.settings.is_relaxed;
         let exposed = (shared.regions.get(key))
-            .map(|for_all| self.exposed.get(key, for_all, &shared.rails, relaxed));
+            .map(|for_all| self.regions.expose(key, for_all, &shared.rails, relaxed));
         let record = match exposed {
             Some(Err(error)) => {
                 return self.pair.note_offence(format!("a region for it: {error}"));

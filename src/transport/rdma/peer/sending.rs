@@ -292,7 +292,7 @@ impl<D: Device> Peer<D> {
         let (transfers, gets) = (&self.transfers, &self.gets);
         let ended = self.regions.take_ended(|key| {
             let mut moved = transfers.iter().filter(|t| t.kind != Kind::Message);
-            moved.any(|t| t.range.0 == key) || gets.values().any(|get| get.range.0 == key)
+            moved.any(|t| t.range.0 == key) || gets.is_under_way_to(key)
         });
         for key in ended {
             let record = Record::Forgotten { key: key.0 };

@@ -195,3 +195,14 @@ fn a_put_that_is_under_way_to_a_region_that_ends_is_whole_and_a_later_one_refuse
         assert_eq!(pair.ends[1][1].outcome, Outcome::BadKey, "{seed}");
     }
 }
+
+#[test]
+fn a_region_that_only_took_a_message_ends_at_once() {
+    let mut pair = Pair::connect(1, None);
+    let place = pair.begin_message();
+    pair.until(|pair| !pair.ends[0].is_empty());
+    let before = pair.devices.lock().of_device(0);
+    pair.ranks[0].deregister(place.key()).unwrap();
+    // One registration was for all peers and one for this peer.
+    assert_eq!(pair.devices.lock().of_device(0), before - 2);
+}
