@@ -1,9 +1,10 @@
 //! [`Device`]: what the protocol asks of one rail: a port of an RDMA device or a domain of a
 //! fabric, with what all peers share on it.
 //!
-//! A device reaches each peer through a [`Queue`], whose writes and reads are done in order. Writes
-//! with 32 bits take a receive of the peer's queue, and complete there. The two halves of a queue
-//! find each other by an [`Offer`], which the protocol carries and does not look into.
+//! A device reaches each peer through a [`Queue`]. Writes with 32 bits complete at the peer too,
+//! after all of their bytes. Whether queues keep an order, and what their end stops,
+//! [`Device::IS_CONNECTED`] says. The two halves of a queue find each other by an [`Offer`], which
+//! the protocol carries and does not look into.
 
 use super::sizes::Sizes;
 use crate::error::Result;

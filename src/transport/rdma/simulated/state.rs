@@ -21,7 +21,7 @@ const NO_QUEUE: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 pub struct DeviceWorld(Arc<Mutex<State>>);
 
-/// What is wrong with devices: tests find out that they do.
+/// What devices do wrong, so that tests can show that they find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
     /// Records are told with the position in which they come.
