@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Bytes of an offer.
-pub const OFFER_BYTES: usize = 32;
+pub const OFFER_BYTES: usize = 48;
 /// What one half of a queue tells the other one; its meaning is the device's.
 pub type Offer = [u8; OFFER_BYTES];
 
@@ -23,7 +23,7 @@ pub type Offer = [u8; OFFER_BYTES];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     pub address: u64,
-    pub key: u32,
+    pub key: u64,
 }
 
 /// What a post does to the peer's memory.
@@ -65,7 +65,10 @@ pub trait Memory: Send + Sync {
     type Segment: Segment;
 
     /// By what peers name it.
-    fn remote_key(&self) -> u32;
+    fn remote_key(&self) -> u64;
+
+    /// What peers call its first byte.
+    fn remote_address(&self) -> u64;
 
     /// A piece of it; none where it is not inside.
     fn segment(&self, offset: u64, bytes: u64) -> Option<Self::Segment>;
@@ -174,8 +177,8 @@ pub trait Device: Debug + Send + Sized + 'static {
     /// For people.
     fn name(&self) -> &str;
 
-    /// Where it is on the network; `queue_pairs` is 1.
-    fn port(&self) -> PortInUse;
+    /// Where it is on the network; `queue_pairs` is 1. None where it has no port.
+    fn port(&self) -> Option<PortInUse>;
 
     /// What it carries; 0: it does not say.
     fn bytes_per_second(&self) -> f64;
@@ -185,6 +188,10 @@ pub trait Device: Debug + Send + Sized + 'static {
 
     /// What becomes readable when something has happened.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Whether no write of a peer goes on after the end of its registration, also one that has
+    /// begun. Otherwise memory that may end before the device's queues is not given to peers.
+    fn stops_at_end(&self) -> bool;
 
     /// Whether the device answers.
     fn is_there(&self) -> bool;
@@ -222,12 +229,41 @@ pub trait Device: Debug + Send + Sized + 'static {
     fn poll(&self, room: &mut [Self::Completion]) -> std::result::Result<usize, String>;
 
     /// Makes descriptors readable with the next completion. What arrived before has to be polled
-    /// afterwards.
-    fn arm(&mut self);
+    /// afterwards. False: they may not become readable, and the device has to be polled.
+    fn arm(&mut self) -> bool;
 
     /// Why this has ended badly.
     fn explain(&self, completion: &Self::Completion) -> Failure;
 
     /// The next news, and its text for people.
     fn poll_news(&mut self) -> Option<(News, String)>;
+}
+
+/// Bytes that a device knows, as the library below takes them.
+pub struct Bytes {
+    view: View,
+    _region: Option<Arc<Region>>,
+}
+
+impl Bytes {
+    /// Those of a region, or of the memory of one receive.
+    pub fn new(view: View, region: Option<&Arc<Region>>) -> Bytes {
+        Bytes {
+            view,
+            _region: region.cloned(),
+        }
+    }
+
+    /// The first one. It is always the same. They are mapped, writable and without Rust references
+    /// as long as the region is held (a caller's: until it is deregistered, when devices and posts
+    /// are done with it) or, for a receive's memory, until its completion
+    /// ([`View::new`](crate::memory::View)), before which the registration ends.
+    pub fn address(&self) -> *mut u8 {
+        self.view.as_ptr()
+    }
+
+    /// How many, always the same: an empty region has a page all the same.
+    pub fn len_bytes(&self) -> usize {
+        self.view.len_bytes().max(1)
+    }
 }

@@ -14,16 +14,16 @@ use crate::transport::credits::Counts;
 
 /// Bytes of the longest greeting.
 pub const GREETING_BYTES_MAX: usize = 20 + CONTROL_BYTES;
-const RAIL_BYTES: usize = 8 + OFFER_BYTES;
+const RAIL_BYTES: usize = 12 + OFFER_BYTES;
 const _: () = assert!(52 + RAILS_MAX * RAIL_BYTES <= GREETING_BYTES_MAX);
 /// Changes with the meaning of anything that two ranks exchange.
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 
 /// One half of a queue, and how the peer reaches the ring over its rail.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RailOffer {
     /// The remote key of the ring.
-    pub ring_key: u32,
+    pub ring_key: u64,
     pub half: Offer,
 }
 
@@ -154,7 +154,7 @@ fn emit_rail(rail: Option<&RailOffer>, out: &mut Vec<u8>) {
 
 fn parse_rail(rest: &mut Reader<'_>) -> Result<Option<RailOffer>, String> {
     let [is_there, ..]: [u8; 4] = rest.take()?;
-    let (ring_key, half) = (rest.number()?, rest.take()?);
+    let (ring_key, half) = (rest.long()?, rest.take()?);
     Ok((is_there == 1).then_some(RailOffer { ring_key, half }))
 }
 
@@ -186,7 +186,7 @@ mod tests {
 
     fn proposal() -> Proposal {
         let rail = RailOffer {
-            ring_key: u32::MAX,
+            ring_key: u64::MAX,
             half: [7; OFFER_BYTES],
         };
         Proposal {

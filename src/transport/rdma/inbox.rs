@@ -12,6 +12,8 @@ use std::sync::Arc;
 pub struct Inbox<D: Device> {
     ring: ReceiveRing,
     memory: Option<Arc<Registered<D>>>,
+    /// The memory's registration of the last generation, to which the peer may still be writing.
+    last_memory: Option<Arc<Registered<D>>>,
     /// The peer waits to hear that a position was consumed.
     is_awaited: bool,
     /// The peer waits to hear that a position was consumed, until the next slow look at most.
@@ -23,13 +25,20 @@ impl<D: Device> Inbox<D> {
         Inbox {
             ring: ReceiveRing::new(slots),
             memory: None,
+            last_memory: None,
             is_awaited: false,
             is_awaited_slowly: false,
         }
     }
 
     pub fn set_memory(&mut self, memory: Arc<Registered<D>>) {
-        self.memory = Some(memory);
+        self.last_memory = self.memory.replace(memory);
+    }
+
+    /// Nothing of the last generation is under way: some devices do not end what is written to
+    /// memory whose registration has ended.
+    pub fn end_last_memory(&mut self) {
+        self.last_memory = None;
     }
 
     /// The memory, once it is made.
@@ -39,7 +48,7 @@ impl<D: Device> Inbox<D> {
 
     /// The memory's registration ends.
     pub fn end_memory(&mut self) {
-        self.memory = None;
+        (self.memory, self.last_memory) = (None, None);
     }
 
     pub fn has_memory(&self) -> bool {

@@ -391,7 +391,7 @@ impl<D: Device> RdmaTransport<D> {
         if let Err(text) = settled {
             return self.fail(rank, &text);
         }
-        peer.end_cancelled(&mut self.shared);
+        peer.handle_still(&mut self.shared);
         let mut keys = [0; RAILS_MAX];
         let mut cause = String::from("no rail of both ranks works");
         let now = self.shared.now;

@@ -1,5 +1,5 @@
 //! RDMA: a protocol between two ranks over devices that write and read each other's memory, on one
-//! or more rails per pair. What a device is, [`Device`] says; `verbs` is one.
+//! or more rails per pair. What a device is, [`Device`] says; those of `verbs` and `ofi` are.
 //!
 //! * Short messages, announcements and signals are *records* in a ring of slots in the receiver's
 //!   memory (`record.rs`), written with immediate data, so that each takes a receive of its queue
@@ -39,7 +39,8 @@
 //!   it have answered. Each peer has registrations of its own (`regions.rs`): those of one that is
 //!   gone end, and others go on.
 //! * Waiting is on a descriptor that completion channels, asynchronous events and the control
-//!   transport make readable; channels are armed at slow looks.
+//!   transport make readable; channels are armed at slow looks. Devices without such a descriptor
+//!   are polled after pauses.
 //! * A slot that is used again begins with new rings and queues. The control transport brings no
 //!   greeting of an old epoch.
 //!
@@ -72,8 +73,8 @@ mod sizes;
 mod transfers;
 
 pub use device::{
-    Completion, Device, Failure, Local, Memory, News, OFFER_BYTES, Offer, Operation, Place, Queue,
-    Segment,
+    Bytes, Completion, Device, Failure, Local, Memory, News, OFFER_BYTES, Offer, Operation, Place,
+    Queue, Segment,
 };
 pub use rail::{Rail, Registered};
 pub use record::{RAILS_MAX, SLOT_BYTES};
@@ -100,6 +101,7 @@ use shared::{Counts, Numbers, Shared};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Completions taken at once.
 const COMPLETIONS_AT_ONCE: usize = 32;
@@ -108,6 +110,10 @@ const BATCHES_MAX: usize = 8;
 /// Polls between two looks at the control transport, which cost system calls, while every pair is
 /// up.
 const CONTROL_POLLS: u32 = 1024;
+/// How long a caller sleeps between two polls of a device that does not wake it: each pause is
+/// twice as long as the last one, until something has come.
+const PAUSE_MIN: Duration = Duration::from_micros(50);
+const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// What a transport is made of.
 pub struct Parts<D> {
@@ -135,6 +141,8 @@ pub struct RdmaTransport<D: Device> {
     completions: Vec<D::Completion>,
     random: Prng,
     polls: u32,
+    /// The next one, where some device does not wake a sleeper.
+    pause: Option<Duration>,
     /// What becomes readable; none in virtual time.
     ready: Option<Arc<OwnedFd>>,
     is_debugging: bool,
@@ -206,11 +214,14 @@ impl<D: Device> RdmaTransport<D> {
             completions: vec![blank; COMPLETIONS_AT_ONCE],
             random: Prng::new(u64::from_le_bytes(seed)),
             polls: 0,
+            pause: None,
             ready,
             is_debugging,
             is_leaving: false,
         };
-        transport.shared.rails.iter_mut().for_each(Rail::arm);
+        for rail in &mut transport.shared.rails {
+            rail.arm();
+        }
         Ok(transport)
     }
 
@@ -263,6 +274,9 @@ impl<D: Device> RdmaTransport<D> {
                         break;
                     }
                 };
+                if found > 0 {
+                    self.pause = self.pause.map(|_| PAUSE_MIN);
+                }
                 for completion in &room[..found] {
                     self.handle_completion(at, completion);
                 }

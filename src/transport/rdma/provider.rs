@@ -2,8 +2,8 @@
 
 use super::device::Device;
 use super::peer::Peer;
-use super::rail::{Rail, Registered};
-use super::{CONTROL_POLLS, RdmaTransport};
+use super::rail::Registered;
+use super::{CONTROL_POLLS, PAUSE_MAX, PAUSE_MIN, RdmaTransport};
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, View};
 use crate::time::Time;
@@ -265,7 +265,16 @@ impl<D: Device> Transport for RdmaTransport<D> {
         if self.is_leaving {
             return self.poll_leaving(true);
         }
-        self.shared.rails.iter_mut().for_each(Rail::arm);
+        let is_told = self
+            .shared
+            .rails
+            .iter_mut()
+            .fold(true, |all, rail| rail.arm() && all);
+        self.pause = match (is_told, self.pause) {
+            (true, _) => None,
+            (false, None) => Some(PAUSE_MIN),
+            (false, Some(pause)) => Some((2 * pause).min(PAUSE_MAX)),
+        };
         // What came before the channels were armed makes no event.
         self.poll_rails();
         self.poll_control(true);
@@ -281,7 +290,8 @@ impl<D: Device> Transport for RdmaTransport<D> {
         let timeout = self.shared.settings.timeout;
         let of_peers = self.peers.iter().filter(|p| p.is_open());
         let times = of_peers.filter_map(|peer| peer.pair().generation().next_timeout(timeout));
-        times.chain(self.control.next_timeout()).min()
+        let look = self.pause.map(|pause| self.shared.now.after(pause));
+        times.chain(self.control.next_timeout()).chain(look).min()
     }
 }
 
@@ -395,7 +405,9 @@ impl<D: Device> Diagnostics for RdmaTransport<D> {
     fn ports(&self) -> Vec<PortInUse> {
         let mut ports: Vec<PortInUse> = Vec::new();
         for rail in &self.shared.rails {
-            let own = rail.device.port();
+            let Some(own) = rail.device.port() else {
+                continue;
+            };
             let is_same =
                 |port: &&mut PortInUse| (&port.device, port.number) == (&own.device, own.number);
             match ports.iter_mut().find(is_same) {

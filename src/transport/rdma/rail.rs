@@ -5,6 +5,7 @@ use super::blame::Blame;
 use super::device::{Device, Memory, Queue};
 use super::record::{RAILS_MAX, RailKeys};
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::memory::{Region, View};
 use crate::types::Rank;
 use std::collections::BTreeMap;
@@ -42,11 +43,9 @@ impl<D: Device> Rail<D> {
         self.device.name()
     }
 
-    /// Makes the next completion readable, unless the device is gone.
-    pub fn arm(&mut self) {
-        if !self.is_removed {
-            self.device.arm();
-        }
+    /// Makes the next completion readable, unless the device is gone; false: it has to be polled.
+    pub fn arm(&mut self) -> bool {
+        self.is_removed || self.device.arm()
     }
 
     /// Whose queue this is.
@@ -112,6 +111,8 @@ impl<D: Device> Rail<D> {
 pub struct Registered<D: Device> {
     view: View,
     region: Option<Arc<Region>>,
+    /// Where the bytes of a receive go when all have come, if they come to memory of their own.
+    destination: Option<View>,
     /// By rail; none where the device is gone.
     memories: Vec<Option<D::Memory>>,
 }
@@ -138,9 +139,25 @@ impl<D: Device> Registered<D> {
     }
 
     /// Registers memory for one receive. The registration ends before the receive's completion is
-    /// given.
+    /// given. Where a device goes on after that, the bytes come to other memory, and
+    /// [`Registered::deliver`] copies them.
     pub fn for_receive(view: View, rails: &[Rail<D>], is_relaxed: bool) -> Result<Registered<D>> {
-        Registered::new(view, None, rails, is_relaxed)
+        if rails.iter().all(|rail| rail.device.stops_at_end()) {
+            return Registered::new(view, None, rails, is_relaxed);
+        }
+        let region = Arc::new(Region::private(view.len_bytes())?);
+        let mut registered = Registered::region(region, rails, is_relaxed)?;
+        registered.destination = Some(view);
+        Ok(registered)
+    }
+
+    /// All bytes of a receive have come; how many of them this processor has copied.
+    pub fn deliver(&self) -> u64 {
+        let Some(destination) = self.destination else {
+            return 0;
+        };
+        kernel::copy(self.view, destination);
+        destination.len_bytes() as u64
     }
 
     /// With every rail whose device is there, of which there must be one.
@@ -170,6 +187,7 @@ impl<D: Device> Registered<D> {
             _ => Ok(Registered {
                 view,
                 region: region.cloned(),
+                destination: None,
                 memories,
             }),
         }
@@ -187,9 +205,10 @@ impl<D: Device> Registered<D> {
         self.view
     }
 
-    /// The address by which peers name it.
+    /// The address by which peers name it, on all rails.
     pub fn address(&self) -> u64 {
-        self.view.as_ptr() as u64
+        let known = self.memories.iter().flatten().next();
+        known.map_or(0, Memory::remote_address)
     }
 
     /// The keys by which peers name it.

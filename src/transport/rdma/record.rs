@@ -18,11 +18,13 @@ pub const RAILS_MAX: usize = 8;
 
 // The number of an atomic operation stands where other records have a length.
 const _: () = assert!(REQUESTS_MAX <= INLINE_BYTES_MAX as u64);
-const _: () = assert!(HEADER_BYTES + 4 * RAILS_MAX <= SLOT_BYTES);
+const _: () = assert!(HEADER_BYTES + KEYS_BYTES <= SLOT_BYTES);
 const _: () = assert!(TAG_CLASSES == 4, "four counters have places in the header");
 
 /// Remote keys of one piece of memory, by rail.
-pub type RailKeys = [u32; RAILS_MAX];
+pub type RailKeys = [u64; RAILS_MAX];
+/// Bytes of keys, which follow the header of a record that has some.
+pub const KEYS_BYTES: usize = 8 * RAILS_MAX;
 
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,14 +143,14 @@ impl Record {
             } => (3, [tag, header, total], transfer, pieces),
             Record::Grant {
                 transfer, address, ..
-            } => (4, [address, 0, 0], transfer, 4 * RAILS_MAX as u32),
+            } => (4, [address, 0, 0], transfer, KEYS_BYTES as u32),
             Record::Skip { transfer } => (5, [0; 3], transfer, 0),
             Record::Region {
                 key,
                 address,
                 bytes,
                 ..
-            } => (6, [address, bytes, 0], key, 4 * RAILS_MAX as u32),
+            } => (6, [address, bytes, 0], key, KEYS_BYTES as u32),
             Record::Forget { key } => (7, [0; 3], key, 0),
             Record::BadPut { position } => (8, [0; 3], position, 0),
             Record::Nothing => (9, [0; 3], 0, 0),
@@ -186,12 +188,12 @@ impl Record {
     }
 
     /// What follows the header, if that is part of the record itself and no payload of a user.
-    pub fn tail(&self) -> Option<[u8; 4 * RAILS_MAX]> {
+    pub fn tail(&self) -> Option<[u8; KEYS_BYTES]> {
         let (Record::Grant { keys, .. } | Record::Region { keys, .. }) = self else {
             return None;
         };
-        let mut out = [0; 4 * RAILS_MAX];
-        for (place, key) in out.chunks_exact_mut(4).zip(keys) {
+        let mut out = [0; KEYS_BYTES];
+        for (place, key) in out.chunks_exact_mut(8).zip(keys) {
             place.copy_from_slice(&key.to_le_bytes());
         }
         Some(out)
@@ -201,15 +203,16 @@ impl Record {
     pub fn tail_bytes(&self) -> usize {
         match self {
             Record::Message { bytes, .. } | Record::Put { bytes, .. } => *bytes as usize,
-            Record::Grant { .. } | Record::Region { .. } => 4 * RAILS_MAX,
+            Record::Grant { .. } | Record::Region { .. } => KEYS_BYTES,
             _ => 0,
         }
     }
 
-    /// From what lies in a slot. The error says what breaks the rules.
+    /// From what lies in a slot, whose keys are read where it has some. The error says what breaks
+    /// the rules.
     pub fn parse(
         header: &[u8; HEADER_BYTES],
-        tail: &[u8; 4 * RAILS_MAX],
+        read_keys: impl Fn() -> [u8; KEYS_BYTES],
     ) -> Result<Record, String> {
         let (a, b, c) = (long(header, 16), long(header, 24), long(header, 32));
         let (id, bytes) = (word(header, 40), word(header, 44));
@@ -218,7 +221,10 @@ impl Record {
                 "a record of {bytes} bytes in a slot of {INLINE_BYTES_MAX}"
             ));
         }
-        let keys = || std::array::from_fn(|rail| word(tail, 4 * rail));
+        let keys = || {
+            let bytes = read_keys();
+            std::array::from_fn(|rail| long(&bytes, 8 * rail))
+        };
         Ok(match header[0] {
             1 => Record::Message {
                 tag: a,
@@ -339,7 +345,7 @@ mod tests {
 
     #[test]
     fn records_come_back() {
-        let keys = [1, 2, 3, 4, 5, 6, 7, u32::MAX];
+        let keys = [1, 2, 3, 4, 5, 6, 7, u64::MAX];
         let records = [
             Record::Message {
                 tag: u64::MAX,
@@ -414,8 +420,8 @@ mod tests {
             },
         ];
         for record in records {
-            let tail = record.tail().unwrap_or([0; 4 * RAILS_MAX]);
-            assert_eq!(Record::parse(&record.emit(), &tail), Ok(record));
+            let tail = record.tail().unwrap_or([0; KEYS_BYTES]);
+            assert_eq!(Record::parse(&record.emit(), || tail), Ok(record));
         }
     }
 
@@ -428,23 +434,21 @@ mod tests {
         let mut header = Record::Nothing.emit();
         header[TOLD_AT..TOLD_AT + TOLD_BYTES].copy_from_slice(&told.emit());
         assert_eq!(Told::parse(&header), told);
-        assert_eq!(
-            Record::parse(&header, &[0; 4 * RAILS_MAX]),
-            Ok(Record::Nothing)
-        );
+        let none = || [0; KEYS_BYTES];
+        assert_eq!(Record::parse(&header, none), Ok(Record::Nothing));
     }
 
     #[test]
     fn bytes_that_are_no_record_are_refused() {
-        let none = [0; 4 * RAILS_MAX];
-        assert!(Record::parse(&[0; HEADER_BYTES], &none).is_err());
-        assert!(Record::parse(&[0xff; HEADER_BYTES], &none).is_err());
+        let none = || [0; KEYS_BYTES];
+        assert!(Record::parse(&[0; HEADER_BYTES], none).is_err());
+        assert!(Record::parse(&[0xff; HEADER_BYTES], none).is_err());
         let long = Record::Message {
             tag: 0,
             header: 0,
             bytes: 4097,
         };
-        let text = Record::parse(&long.emit(), &none).unwrap_err();
+        let text = Record::parse(&long.emit(), none).unwrap_err();
         assert!(text.contains("4097"), "{text}");
     }
 

@@ -10,7 +10,7 @@ use crate::config::VerbsSettings;
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKind, View};
 use crate::transport::PortInUse;
-use crate::transport::rdma::{self, Device, Failure, News, Offer, RECEIVES_AT_ONCE, Sizes};
+use crate::transport::rdma::{self, Bytes, Device, Failure, News, Offer, RECEIVES_AT_ONCE, Sizes};
 use linerate_verbs_sys::raw::{
     ibv_access_flags as access, ibv_mtu, ibv_odp_caps, ibv_odp_general_caps,
     ibv_odp_transport_cap_bits as odp, ibv_qp_cap, ibv_qp_type, ibv_wc_status,
@@ -167,8 +167,8 @@ impl Device for VerbsDevice {
         self.port.device()
     }
 
-    fn port(&self) -> PortInUse {
-        PortInUse {
+    fn port(&self) -> Option<PortInUse> {
+        Some(PortInUse {
             device: self.name().into(),
             number: self.port.number(),
             mtu_bytes: self.port.mtu_bytes(),
@@ -177,7 +177,7 @@ impl Device for VerbsDevice {
             is_ethernet: self.port.is_ethernet(),
             inline_bytes: self.inline_bytes,
             queue_pairs: 1,
-        }
+        })
     }
 
     fn bytes_per_second(&self) -> f64 {
@@ -191,6 +191,10 @@ impl Device for VerbsDevice {
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.channel.fd(), self.context.event_fd()]
+    }
+
+    fn stops_at_end(&self) -> bool {
+        true
     }
 
     fn is_there(&self) -> bool {
@@ -231,11 +235,7 @@ impl Device for VerbsDevice {
             None if self.pages_on_demand => flags |= access::IBV_ACCESS_ON_DEMAND,
             _ => {}
         }
-        let bytes = Bytes {
-            view,
-            _region: region.cloned(),
-        };
-        Mr::register(&self.pd, Arc::new(bytes), flags).map_err(refused)
+        Mr::register(&self.pd, Arc::new(Bytes::new(view, region)), flags).map_err(refused)
     }
 
     fn open_queue(&self, sizes: Sizes, packet_number: u32) -> Result<(QueuePair, Offer)> {
@@ -314,13 +314,15 @@ impl Device for VerbsDevice {
         self.queue.poll(room).map_err(|e| e.to_string())
     }
 
-    fn arm(&mut self) {
+    fn arm(&mut self) -> bool {
         while let Ok(Some(_)) = self.channel.poll_event() {
             self.is_armed = false;
         }
         if !self.is_armed {
             self.is_armed = self.queue.request_event(false).is_ok();
         }
+        // A device that arms nothing is gone.
+        true
     }
 
     fn explain(&self, completion: &Completion) -> Failure {
@@ -375,23 +377,14 @@ fn can_page_on_demand(caps: &ibv_odp_caps) -> bool {
         && caps.per_transport_caps.rc_odp_caps & needed.0 == needed.0
 }
 
-/// Memory, as the library of the device takes it.
-struct Bytes {
-    view: View,
-    _region: Option<Arc<Region>>,
-}
-
-// SAFETY: a view gives the same answers always; its bytes are mapped, writable and without Rust
-// references as long as the region is held (a caller's: until it is deregistered, when devices and
-// posts are done with it) or, for a receive's memory, until its completion (`View::new`), before
-// which the registration ends. An empty region has a page all the same.
+// SAFETY: as `Bytes` says of its address and length.
 unsafe impl Memory for Bytes {
     fn address(&self) -> *mut u8 {
-        self.view.as_ptr()
+        self.address()
     }
 
     fn len_bytes(&self) -> usize {
-        self.view.len_bytes().max(1)
+        self.len_bytes()
     }
 }
 

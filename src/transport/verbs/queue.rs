@@ -83,19 +83,24 @@ impl rdma::Queue for QueuePair {
     }
 }
 
+/// Keys of verbs have 32 bits.
 #[inline]
 fn named(place: Place) -> linerate_verbs_sys::Place {
     linerate_verbs_sys::Place {
         address: place.address,
-        key: place.key,
+        key: place.key as u32,
     }
 }
 
 impl rdma::Memory for Mr {
     type Segment = Segment;
 
-    fn remote_key(&self) -> u32 {
-        self.remote_key()
+    fn remote_key(&self) -> u64 {
+        u64::from(self.remote_key())
+    }
+
+    fn remote_address(&self) -> u64 {
+        self.address()
     }
 
     #[inline]

@@ -69,7 +69,8 @@ impl<D: Device> Peer<D> {
     }
 
     /// Nothing of the peer is under way.
-    pub fn end_cancelled(&mut self, shared: &mut Shared<D>) {
+    pub fn handle_still(&mut self, shared: &mut Shared<D>) {
+        self.inbox.end_last_memory();
         for token in self.incoming.cancelled() {
             self.cancel_granted(token, shared);
         }
@@ -164,7 +165,8 @@ impl<D: Device> Peer<D> {
 
     /// All pieces of a long message have come.
     fn end_incoming(&mut self, incoming: Incoming<D>, shared: &mut Shared<D>) {
-        if incoming.place.is_some() {
+        if let Some(place) = &incoming.place {
+            shared.counts.copied_bytes += place.deliver();
             let (token, total, header) = (incoming.token, incoming.total, incoming.header);
             // The registration of memory for this receive alone ends first.
             drop(incoming);

@@ -8,7 +8,7 @@ use crate::transport::rdma::greeting::Had;
 use crate::transport::rdma::link::What;
 use crate::transport::rdma::outbox::About;
 use crate::transport::rdma::record::{
-    HEADER_BYTES, Immediate, RAILS_MAX, RailKeys, Record, Told, VALUE_MASK,
+    HEADER_BYTES, Immediate, KEYS_BYTES, RailKeys, Record, Told, VALUE_MASK,
 };
 use crate::transport::rdma::regions::Target;
 use crate::transport::rdma::shared::Shared;
@@ -42,10 +42,13 @@ impl<D: Device> Peer<D> {
 
     fn handle_slot(&mut self, position: u64, shared: &mut Shared<D>) -> Result<(), String> {
         let slot = self.inbox.slot(position);
-        let (mut header, mut tail) = ([0; HEADER_BYTES], [0; 4 * RAILS_MAX]);
+        let mut header = [0; HEADER_BYTES];
         kernel::read(slot, 0, &mut header);
-        kernel::read(slot, HEADER_BYTES, &mut tail);
-        let record = Record::parse(&header, &tail)?;
+        let record = Record::parse(&header, || {
+            let mut keys = [0; KEYS_BYTES];
+            kernel::read(slot, HEADER_BYTES, &mut keys);
+            keys
+        })?;
         let told = Told::parse(&header);
         self.handle_consumed(told.consumed, shared)?;
         self.credits.handle_all_told(told.matched);

@@ -6,7 +6,8 @@ use crate::error::Result;
 use crate::kernel;
 use crate::memory::{Region, View};
 use crate::transport::rdma::device::{
-    Completion, Device, Failure, Local, Memory, News, OFFER_BYTES, Offer, Operation, Queue, Segment,
+    Completion, Device, Failure, Local, Memory, News, OFFER_BYTES, Offer, Operation, Place, Queue,
+    Segment,
 };
 use crate::transport::rdma::sizes::{RECEIVES_AT_ONCE, Sizes};
 use crate::transport::rdma::{Parts, RdmaTransport};
@@ -67,7 +68,8 @@ pub struct SimDevice<const ORDERED: bool> {
 #[derive(Debug)]
 pub struct SimMemory {
     world: DeviceWorld,
-    key: u32,
+    at: usize,
+    place: Place,
     bytes: usize,
     region: Option<Arc<Region>>,
 }
@@ -97,15 +99,19 @@ impl Segment for Piece {
 impl Memory for SimMemory {
     type Segment = Piece;
 
-    fn remote_key(&self) -> u32 {
-        self.key
+    fn remote_key(&self) -> u64 {
+        self.place.key
+    }
+
+    fn remote_address(&self) -> u64 {
+        self.place.address
     }
 
     fn segment(&self, offset: u64, bytes: u64) -> Option<Piece> {
         let (offset, bytes) = (usize::try_from(offset).ok()?, u32::try_from(bytes).ok()?);
         let is_inside = offset.checked_add(bytes as usize)? <= self.bytes;
         is_inside.then_some(Piece {
-            key: self.key,
+            at: self.at,
             offset,
             bytes,
         })
@@ -117,7 +123,7 @@ impl Drop for SimMemory {
         let mut state = self.world.lock();
         match state.defect {
             Some(Defect::KeepsKeys) => state.kept.extend(self.region.take()),
-            _ => state.memories[self.key as usize] = None,
+            _ => state.memories[self.at] = None,
         }
     }
 }
@@ -266,8 +272,8 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
         &self.name
     }
 
-    fn port(&self) -> PortInUse {
-        PortInUse {
+    fn port(&self) -> Option<PortInUse> {
+        Some(PortInUse {
             device: self.name.as_str().into(),
             number: 1,
             mtu_bytes: 4096,
@@ -276,7 +282,7 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
             is_ethernet: false,
             inline_bytes: INLINE_BYTES,
             queue_pairs: 1,
-        }
+        })
     }
 
     fn bytes_per_second(&self) -> f64 {
@@ -289,6 +295,10 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
+    }
+
+    fn stops_at_end(&self) -> bool {
+        true
     }
 
     fn is_there(&self) -> bool {
@@ -307,14 +317,17 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
 
     fn register(&self, view: View, region: Option<&Arc<Region>>, _: bool) -> Result<SimMemory> {
         let mut state = self.world.lock();
-        let key = state.memories.len() as u32;
+        let at = state.memories.len();
+        let place = state.name(at, view);
         state.memories.push(Some(Known {
             view,
+            place,
             device: self.number,
         }));
         Ok(SimMemory {
             world: self.world.clone(),
-            key,
+            at,
+            place,
             bytes: view.len_bytes(),
             region: region.cloned(),
         })
@@ -372,7 +385,9 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
         Ok(count)
     }
 
-    fn arm(&mut self) {}
+    fn arm(&mut self) -> bool {
+        true
+    }
 
     fn explain(&self, ended: &Ended) -> Failure {
         Failure {

@@ -53,7 +53,7 @@ pub struct State {
     pub is_ordered: bool,
     /// How often a queue fails instead of doing its next post.
     pub faults: f64,
-    /// By key.
+    /// By the low bits of their keys.
     pub memories: Vec<Option<Known>>,
     /// By number.
     pub queues: Vec<Line>,
@@ -67,6 +67,8 @@ pub struct State {
 #[derive(Debug)]
 pub struct Known {
     pub view: View,
+    /// By what peers name its first byte.
+    pub place: Place,
     pub device: usize,
 }
 
@@ -127,7 +129,7 @@ pub struct Ended {
 /// A piece of registered memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    pub key: u32,
+    pub at: usize,
     pub offset: usize,
     pub bytes: u32,
 }
@@ -373,7 +375,7 @@ impl State {
         match local {
             Bytes::Copied(bytes) => Some(Own::Copied(bytes.clone())),
             Bytes::Registered(piece) => {
-                let known = self.memories[piece.key as usize].as_ref()?;
+                let known = self.memories[piece.at].as_ref()?;
                 let is_own = known.device == device;
                 let part = known.view.part(piece.offset, piece.bytes as usize);
                 is_own.then_some(Own::At(part))
@@ -386,11 +388,27 @@ impl State {
         if bytes == 0 {
             return Some(View::empty());
         }
-        let known = self.memories.get(place.key as usize)?.as_ref()?;
-        let start = known.view.as_ptr() as u64;
+        let at = (place.key & u64::from(u32::MAX)) as usize;
+        let known = self.memories.get(at)?.as_ref()?;
+        let start = known.place.address;
         let offset = usize::try_from(place.address.checked_sub(start)?).ok()?;
         let is_inside = offset.checked_add(bytes)? <= known.view.len_bytes();
-        (known.device == device && is_inside).then(|| known.view.part(offset, bytes))
+        let is_known = known.device == device && known.place.key == place.key;
+        (is_known && is_inside).then(|| known.view.part(offset, bytes))
+    }
+
+    /// By what peers name new memory. Devices without order have long keys, and count from 0.
+    pub fn name(&self, at: usize, view: View) -> Place {
+        match self.is_ordered {
+            true => Place {
+                address: view.as_ptr() as u64,
+                key: at as u64,
+            },
+            false => Place {
+                address: 0,
+                key: at as u64 | 7 << 40,
+            },
+        }
     }
 
     pub fn end(&mut self, at: usize, id: u64, status: Status, source: Option<(Piece, u64)>) {
