@@ -200,6 +200,11 @@ impl Domain {
         }
     }
 
+    /// Whether a device checks every access of peers: then none goes on after its region is closed.
+    pub fn is_checked_by_device(&self) -> bool {
+        self.is_checked_by_device
+    }
+
     /// Bytes of regions that are gone and whose memory stays until the domain's last endpoint is
     /// closed. Always 0 where a device checks what peers access: EFA's fabric `efa-direct`, verbs.
     pub fn retired_bytes(&self) -> usize {

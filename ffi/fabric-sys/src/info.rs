@@ -157,6 +157,7 @@ impl Info {
                 )
             }
         });
+        library.end_settings();
         if status != 0 {
             return Err(library.refused(what(), status));
         }

@@ -6,7 +6,7 @@
 //! symbols are compared with the header's at compile time.
 
 use crate::bindings as c;
-use crate::environment::set_missing;
+use crate::environment::{Added, set_missing};
 use crate::error::{Attempt, Error, Result, Unusable, advice_for};
 use crate::signals::keeping_handlers;
 use libc::{c_char, c_int, c_void};
@@ -150,6 +150,8 @@ pub struct Library {
     process: libc::pid_t,
     live: [AtomicUsize; Kind::ALL.len()],
     failures: Mutex<Vec<String>>,
+    /// Settings in the environment that the first query makes it read.
+    settings: Mutex<Option<Added>>,
 }
 
 impl fmt::Debug for Library {
@@ -168,7 +170,8 @@ impl Library {
     /// `endpoints_max` is how many endpoints this program will exchange data with, at most. Some
     /// providers size their queues by it.
     ///
-    /// Two settings that the library reads when it starts are made unless the environment has them:
+    /// Two settings that the library reads with the first query stand in the environment until
+    /// then, unless that has them:
     /// `FI_UNIVERSE_SIZE` is `endpoints_max`, and `FI_EFA_FORK_SAFE` is 1, so that memory which EFA
     /// reads stays the parent's after fork(). Other threads may read the environment meanwhile. A
     /// variable that one of them sets at the same moment can get lost, so call this early. A
@@ -182,7 +185,7 @@ impl Library {
 
     /// As [`open`](Library::open), with the variable's value as an argument.
     pub fn open_as(named: Option<&OsStr>, endpoints_max: usize) -> Result<Arc<Library>> {
-        set_missing(&[
+        let added = set_missing(&[
             ("FI_UNIVERSE_SIZE", &endpoints_max.max(1).to_string()),
             ("FI_EFA_FORK_SAFE", "1"),
         ]);
@@ -203,11 +206,13 @@ impl Library {
                         process: unsafe { libc::getpid() },
                         live: Default::default(),
                         failures: Mutex::default(),
+                        settings: Mutex::new(added),
                     }));
                 }
                 Err(why) => attempts.push(Attempt { path, why }),
             }
         }
+        added.into_iter().for_each(Added::take_out);
         let advice = match named {
             Some(_) => format!("it was named by {VARIABLE}"),
             None => format!(
@@ -264,6 +269,12 @@ impl Library {
         let made = std::ptr::NonNull::new(raw).ok_or_else(|| self.refused(what(), libc::EIO))?;
         self.live[kind as usize].fetch_add(1, Ordering::Relaxed);
         Ok(made)
+    }
+
+    /// It has read the settings.
+    pub(crate) fn end_settings(&self) {
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        settings.take().into_iter().for_each(Added::take_out);
     }
 
     /// Objects of this kind that live in this process.
