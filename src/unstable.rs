@@ -80,9 +80,13 @@ pub mod staleness {
     pub use crate::staleness::{Controller, Decision, Run, run};
 }
 
+pub mod ofi {
+    pub use crate::transport::ofi::{check, list};
+}
+
 pub mod transport {
     pub use crate::transport::between::own_offer;
-    pub use crate::transport::open::{UNBUILT, check_name};
+    pub use crate::transport::open::check_name;
 }
 
 pub mod verbs {

@@ -53,7 +53,9 @@ fn check_clause(clause: u32) {
                 .map(|seed| simulated::run_rdma(&case, seed, is_ordered));
             failures.extend(runs.filter_map(Result::err).take(1));
         }
-        for provider in processes::providers() {
+        let mut providers = processes::providers();
+        providers.retain(|provider| processes::is_kept(provider, case.name));
+        for provider in providers {
             failures.extend(processes::run(provider, case.name).err());
         }
     }

@@ -115,6 +115,7 @@ mod causes;
 mod credits;
 mod loopback;
 mod matching;
+pub(crate) mod ofi;
 pub(crate) mod open;
 mod pieces;
 mod places;

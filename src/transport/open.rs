@@ -4,14 +4,14 @@ use super::Transport;
 use super::router::Router;
 use super::shm::ShmTransport;
 use super::tcp::TcpTransport;
-use super::verbs;
+use super::{ofi, verbs};
 use crate::config::{TcpSettings, VerbsSettings};
 use crate::error::{Error, Result};
 use crate::types::Rank;
+use std::net::{IpAddr, Ipv4Addr};
 
-/// Transports that this version knows by name and does not contain.
-pub const UNBUILT: [&str; 1] = ["ofi"];
-
+/// Where a rank listens that was told no address.
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// All names, for people.
 const NAMES: &str = "auto shm tcp verbs[:device] router[:tcp|:verbs[:device]] ofi[:provider] sim";
 /// What a router can use between hosts.
@@ -61,13 +61,26 @@ pub struct Options {
 }
 
 impl Options {
-    /// A setting that `verbs` cannot keep to, and what it asks for.
+    /// A setting that devices cannot keep to, and what it asks for.
     pub(super) fn unkept_promise(&self) -> Option<(&'static str, &'static str)> {
         match (self.tcp.has_tls, self.tcp.has_crc) {
             (true, _) => Some(("LINERATE_TLS=on (--tls)", "encrypt")),
             (_, true) => Some(("LINERATE_INTEGRITY=crc (--integrity crc)", "checksum")),
             _ => None,
         }
+    }
+
+    /// An error for a transport of devices where such a setting is on.
+    fn check_promises(&self, name: &str) -> Result<()> {
+        let Some((flag, what)) = self.unkept_promise() else {
+            return Ok(());
+        };
+        Err(Error::Unavailable {
+            transport: name.into(),
+            reason: format!(
+                "{flag} was asked for, and devices that write into memory by themselves do not {what} what they write: use tcp, or leave it off"
+            ),
+        })
     }
 }
 
@@ -107,28 +120,24 @@ pub fn open(
         "tcp" => Ok(Box::new(TcpTransport::new(rank, ranks, &options.tcp)?)),
         "verbs" => {
             let devices = name.split_once(':').map_or("", |(_, devices)| devices);
-            if let Some((flag, what)) = options.unkept_promise() {
-                return Err(unavailable(&format!(
-                    "{flag} was asked for, and devices that write into memory by themselves do not {what} what they write: use tcp, or leave it off"
-                )));
-            }
-            let control = TcpTransport::new(rank, ranks, &options.tcp)?;
-            let of_rank = (rank, ranks);
-            let debug = options.tcp.is_debugging;
-            let control = Box::new(control);
-            Ok(Box::new(verbs::open(
-                of_rank,
-                devices,
-                control,
-                &options.verbs,
-                debug,
-            )?))
+            options.check_promises(name)?;
+            let control = Box::new(TcpTransport::new(rank, ranks, &options.tcp)?);
+            let (of_rank, debug) = ((rank, ranks), options.tcp.is_debugging);
+            let opened = verbs::open(of_rank, devices, control, &options.verbs, debug)?;
+            Ok(Box::new(opened))
+        }
+        "ofi" => {
+            let domains = name.split_once(':').map_or("", |(_, domains)| domains);
+            options.check_promises(name)?;
+            let control = Box::new(TcpTransport::new(rank, ranks, &options.tcp)?);
+            let ip = options.tcp.addresses.first().copied();
+            let control = (control as Box<dyn Transport>, ip.unwrap_or(LOOPBACK));
+            let (of_rank, debug) = ((rank, ranks), options.tcp.is_debugging);
+            let opened = ofi::open(of_rank, domains, control, &options.verbs, debug)?;
+            Ok(Box::new(opened))
         }
         "sim" => Err(unavailable(
             "it joins ranks of one process only: use linerate::Simulation",
-        )),
-        known if UNBUILT.contains(&known) => Err(unavailable(
-            "it is not part of this version; use shm, tcp or verbs",
         )),
         _ => Err(Error::invalid(unknown(name))),
     }

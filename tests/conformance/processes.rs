@@ -11,9 +11,10 @@ use linerate::options::TcpSettings;
 use linerate::sim::{SimOptions, World};
 use linerate::transport::{self, Address, Options, Time, Transport};
 use linerate_children::Child;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,35 @@ const PROVIDERS: &[&str] = &[
     "verbs",
     "verbs large",
     "router:verbs",
+    // These need libfabric.
+    "ofi:shm",
+    "ofi:tcp;ofi_rxm",
+    "ofi:udp;ofi_rxd",
 ];
+
+/// What providers cannot keep to, and why.
+const UNKEPT: [(&str, &str, &str); 2] = [
+    (
+        "ofi:shm",
+        "clause_05_a_peer_that_exits_in_the_middle_of_traffic",
+        "libfabric 1.17 completes nothing any more when something to a dead peer is under way",
+    ),
+    (
+        "ofi:shm",
+        "clause_23_what_was_under_way_neither_arrives_nor_changes_memory",
+        "libfabric 1.17 completes nothing any more when something to a dead key is under way",
+    ),
+];
+
+/// Whether a case is run on a provider; says once why not.
+pub fn is_kept(provider: &str, case: &str) -> bool {
+    let mut unkept = UNKEPT.iter();
+    let found = unkept.find(|(of, what, _)| (*of, *what) == (provider, case));
+    if let Some((.., why)) = found {
+        println!("skipped: {case} on {provider}: {why}");
+    }
+    found.is_none()
+}
 
 /// Ranks of a large job that take no part in a case.
 const OTHERS: u32 = 20;
@@ -50,21 +79,24 @@ pub fn providers() -> Vec<&'static str> {
         "{ONLY_VARIABLE} is '{only}': one of {PROVIDERS:?}"
     );
     let is_meant = |provider: &&str| match only.as_str() {
-        "" => !provider.contains("verbs") || has_verbs(),
+        "" if provider.contains("verbs") => is_here("verbs"),
+        "" if provider.starts_with("ofi") => is_here(provider),
+        "" => true,
         only => *provider == only,
     };
     PROVIDERS.iter().copied().filter(is_meant).collect()
 }
 
-/// Whether there is a device; says once why not.
-fn has_verbs() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| match open("verbs", 0, 1, new_nonce()) {
-        Ok(_) => true,
-        Err(reason) => {
-            println!("skipped: verbs: {reason}");
-            false
+/// Whether there is what a provider needs; says once why not.
+fn is_here(provider: &str) -> bool {
+    static ANSWERS: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
+    let mut answers = ANSWERS.lock().unwrap();
+    *(answers.entry(provider.into())).or_insert_with(|| {
+        let opened = open(provider, 0, 1, new_nonce());
+        if let Err(reason) = &opened {
+            println!("skipped: {provider}: {reason}");
         }
+        opened.is_ok()
     })
 }
 
@@ -153,7 +185,7 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
     }
     match provider {
         "shm" | "shm fetching" | "tcp" | "tcp encrypted" | "tcp large" | "verbs"
-        | "verbs large" => {
+        | "verbs large" | "ofi:shm" | "ofi:tcp;ofi_rxm" | "ofi:udp;ofi_rxd" => {
             let ranks = match provider.ends_with("large") {
                 true => ranks + OTHERS,
                 false => ranks,

@@ -69,7 +69,7 @@ struct Memory {
 
 #[derive(Debug, Serialize)]
 struct Transport {
-    name: &'static str,
+    name: String,
     available: bool,
     detail: String,
 }
@@ -158,24 +158,12 @@ fn memory() -> Memory {
 }
 
 fn transports() -> Vec<Transport> {
-    let not_built = |name, libraries: &[&str]| {
-        let presence = match find_library(libraries) {
-            _ if libraries.is_empty() => String::new(),
-            Some(path) => format!(" ({path} is here)"),
-            None => format!(" (nor is {} here)", libraries[0]),
-        };
-        Transport {
-            name,
-            available: false,
-            detail: format!("not part of this build{presence}"),
-        }
-    };
-    let available = |name, detail: &str| Transport {
-        name,
+    let available = |name: &str, detail: &str| Transport {
+        name: name.into(),
         available: true,
         detail: detail.into(),
     };
-    vec![
+    let mut transports = vec![
         available(
             "shm",
             &format!(
@@ -190,8 +178,41 @@ fn transports() -> Vec<Transport> {
         available("tcp", "ranks of any hosts, over connections"),
         verbs(),
         router(),
-        not_built("ofi", &["libfabric.so.1", "libfabric.so"]),
-    ]
+    ];
+    transports.extend(ofi());
+    transports
+}
+
+/// What libfabric offers: the provider that `ofi` alone takes, and then each by itself.
+fn ofi() -> Vec<Transport> {
+    let row = |name: &str, available, detail| Transport {
+        name: name.into(),
+        available,
+        detail,
+    };
+    let listed = linerate::unstable::ofi::list();
+    let candidates = match listed {
+        Ok((_, candidates)) => candidates,
+        Err(error) => return vec![row("ofi", false, error.to_string())],
+    };
+    let mut rows = match linerate::unstable::ofi::check("") {
+        Ok(chosen) => vec![row("ofi", true, chosen)],
+        Err(error) => vec![row("ofi", false, error.to_string())],
+    };
+    for candidate in candidates {
+        let name = format!("ofi:{}", candidate.provider);
+        let kind = match candidate.is_software {
+            true => "software, ",
+            false => "",
+        };
+        let domains = candidate.domains.join(", ");
+        let detail = match &candidate.why_not {
+            Some(why) => why.clone(),
+            None => format!("{kind}domains {domains}"),
+        };
+        rows.push(row(&name, candidate.why_not.is_none(), detail));
+    }
+    rows
 }
 
 /// Which ports ranks would use, or why they can use none.
@@ -201,7 +222,7 @@ fn verbs() -> Transport {
         Err(error) => (false, Some(error.to_string())),
     };
     Transport {
-        name: "verbs",
+        name: "verbs".into(),
         available,
         detail: detail.unwrap_or_default(),
     }
@@ -216,7 +237,7 @@ fn router() -> Transport {
         Err(lack) => format!("tcp ({})", lack.why),
     };
     Transport {
-        name: "router",
+        name: "router".into(),
         available: true,
         detail: format!(
             "auto for ranks of several hosts: shared memory within, between hosts {far}"
@@ -375,7 +396,7 @@ fn describe(info: &Info) -> String {
     for transport in &info.transports {
         let yes = if transport.available { "yes" } else { "no" };
         let name = format!("transport {}", transport.name);
-        line(&name, &format!("{yes}: {}", transport.detail));
+        line(&format!("{name} "), &format!("{yes}: {}", transport.detail));
     }
     for (name, value) in rdma::describe(&info.rdma) {
         line(&name, &value);
@@ -415,7 +436,7 @@ mod tests {
             "transport shm           yes",
             "transport tcp           yes",
             "transport verbs         ",
-            "transport ofi           no: not part of this build",
+            "transport ofi           ",
             "rdma ",
             "reading each other's memory: ",
             "LINERATE_CHUNK_BYTES",

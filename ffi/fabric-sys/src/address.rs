@@ -5,13 +5,17 @@ use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::later::FI_ADDR_UNSPEC;
 use crate::library::Kind;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The longest name of an endpoint, in bytes: shm's texts have the most.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
+
+/// Peers that are removed last, of providers that look at removed ones: shm may have unmapped what
+/// it follows when it handles what such a peer has sent (1.17).
+const PARTED_MAX: usize = 64;
 
 /// A name with zeros behind it, aligned as any structure of addresses.
 #[repr(C, align(16))]
@@ -23,7 +27,16 @@ pub struct AddressVector {
     raw: NonNull<c::fid_av>,
     /// By name. A provider that gets a name twice may give one entry for both, and remove it at the
     /// first removal, so names are counted here.
-    entries: Mutex<HashMap<Box<[u8]>, Entry>>,
+    entries: Mutex<Entries>,
+    /// How many names stay when their peers are gone.
+    parted_max: usize,
+}
+
+#[derive(Default)]
+struct Entries {
+    all: HashMap<Box<[u8]>, Entry>,
+    /// Names without peers, which are removed when enough others have come after them.
+    parted: VecDeque<Box<[u8]>>,
 }
 
 /// What the library knows a name as.
@@ -61,10 +74,13 @@ impl AddressVector {
             unsafe { open(domain.as_ptr(), &mut attributes, raw, std::ptr::null_mut()) }
         })?;
         drop(guard);
+        let provider = domain.info().provider_name();
+        let looks_back = provider.split(';').any(|layer| layer == "shm");
         Ok(Arc::new(AddressVector {
             domain: Arc::clone(domain),
             raw,
             entries: Mutex::default(),
+            parted_max: if looks_back { PARTED_MAX } else { 0 },
         }))
     }
 
@@ -91,8 +107,12 @@ impl AddressVector {
             )));
         }
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = match entries.get_mut(name) {
+        let Entries { all, parted } = &mut *entries;
+        let number = match all.get_mut(name) {
             Some(entry) => {
+                if entry.peers == 0 {
+                    parted.retain(|known| **known != *name);
+                }
                 entry.peers += 1;
                 entry.number
             }
@@ -101,12 +121,12 @@ impl AddressVector {
                     let library = self.domain.library();
                     library.refused(what(), code)
                 })?;
-                if entries.values().any(|entry| entry.number == number) {
+                if all.values().any(|entry| entry.number == number) {
                     // Then removing one would remove both. Only a peer that plays tricks does this.
                     let why = "the provider takes it for another name that is there";
                     return Err(Error::Invalid(format!("{}: {why}", what())));
                 }
-                entries.insert(name.into(), Entry { number, peers: 1 });
+                all.insert(name.into(), Entry { number, peers: 1 });
                 number
             }
         };
@@ -138,22 +158,30 @@ impl AddressVector {
         }
     }
 
-    /// One peer of this name fewer: removes it with the last one.
+    /// One peer of this name fewer: removes it with the last one, or later.
     fn release(&self, name: &[u8]) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(entry) = entries.get_mut(name) else {
+        let Entries { all, parted } = &mut *entries;
+        let Some(entry) = all.get_mut(name) else {
             return;
         };
         entry.peers -= 1;
         if entry.peers > 0 {
             return;
         }
-        let mut number = entry.number;
-        entries.remove(name);
+        parted.push_back(name.into());
+        while parted.len() > self.parted_max
+            && let Some(entry) = parted.pop_front().and_then(|name| all.remove(&name))
+        {
+            self.remove_raw(entry.number);
+        }
+    }
+
+    fn remove_raw(&self, mut number: u64) {
         let remove = self.ops().remove.expect("every vector has remove");
         let guard = self.domain.guard();
         // SAFETY: the vector lives, and this entry of it is removed once; operations to it held a
-        // peer and are complete.
+        // peer and are complete. What the peer has sent is handled, or not looked at any more.
         let status = unsafe { remove(self.raw.as_ptr(), &mut number, 1, 0) };
         drop(guard);
         if status != 0 {

@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Bytes of an offer.
-pub const OFFER_BYTES: usize = 48;
+pub const OFFER_BYTES: usize = 72;
 /// What one half of a queue tells the other one; its meaning is the device's.
 pub type Offer = [u8; OFFER_BYTES];
 

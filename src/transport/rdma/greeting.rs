@@ -12,10 +12,10 @@ use crate::limits::CONTROL_BYTES;
 use crate::transport::TAG_CLASSES;
 use crate::transport::credits::Counts;
 
-/// Bytes of the longest greeting.
-pub const GREETING_BYTES_MAX: usize = 20 + CONTROL_BYTES;
+/// Bytes of the longest greeting: a proposal for all rails.
+pub const GREETING_BYTES_MAX: usize = 52 + RAILS_MAX * RAIL_BYTES;
 const RAIL_BYTES: usize = 12 + OFFER_BYTES;
-const _: () = assert!(52 + RAILS_MAX * RAIL_BYTES <= GREETING_BYTES_MAX);
+const _: () = assert!(20 + CONTROL_BYTES <= GREETING_BYTES_MAX);
 /// Changes with the meaning of anything that two ranks exchange.
 const VERSION: u8 = 5;
 
@@ -108,7 +108,7 @@ impl Greeting {
         let [version, kind, rails, _] = rest.take()?;
         if version != VERSION {
             return Err(format!(
-                "it speaks version {version} of the verbs transport and this rank {VERSION}: run the same release on all ranks"
+                "it speaks version {version} of the protocol between RDMA devices and this rank {VERSION}: run the same release on all ranks"
             ));
         }
         match kind {

@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use super::peer::Peer;
-use super::rail::Registered;
+use super::rail::{Rail, Registered};
 use super::{CONTROL_POLLS, PAUSE_MAX, PAUSE_MIN, RdmaTransport};
 use crate::error::{Error, Result};
 use crate::memory::{Region, RegionKey, View};
@@ -265,11 +265,10 @@ impl<D: Device> Transport for RdmaTransport<D> {
         if self.is_leaving {
             return self.poll_leaving(true);
         }
-        let is_told = self
-            .shared
-            .rails
-            .iter_mut()
-            .fold(true, |all, rail| rail.arm() && all);
+        let rails = self.shared.rails.iter_mut();
+        let is_told = rails
+            .map(Rail::arm)
+            .fold(true, |all, is_told| all & is_told);
         self.pause = match (is_told, self.pause) {
             (true, _) => None,
             (false, None) => Some(PAUSE_MIN),

@@ -71,8 +71,9 @@ impl ConnectionArgs {
 #[derive(Args, Clone, Debug)]
 pub struct JobArgs {
     /// auto, shm, tcp, or verbs[:device[:port][,device...]], which takes RDMA devices, over which
-    /// long messages are spread; ofi[:provider] is not part of this build. In `bench` also sim: a
-    /// modelled network in virtual time, in one process. Default LINERATE_TRANSPORT, else auto
+    /// long messages are spread, or ofi[:provider[,domain...]], which goes through libfabric. In
+    /// `bench` also sim: a modelled network in virtual time, in one process. Default
+    /// LINERATE_TRANSPORT, else auto
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
 

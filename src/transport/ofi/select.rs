@@ -1,0 +1,291 @@
+//! Which provider and which of its domains a rank uses.
+//!
+//! `ofi` alone takes the first of [`ORDER`] that is there. `ofi:PROVIDER` names it as libfabric
+//! does, with the layers on it (`tcp;ofi_rxm`). `ofi:PROVIDER,DOMAIN,..` names the domains too,
+//! each of which is a rail.
+
+use super::errors::{refused, unavailable};
+use super::names;
+use crate::error::Result;
+use crate::transport::rdma::RAILS_MAX;
+use crate::types::Rank;
+use linerate_fabric_sys::raw::{
+    FI_CONTEXT, FI_CONTEXT2, FI_DELIVERY_COMPLETE, FI_MR_ALLOCATED, FI_MR_ENDPOINT, FI_MR_LOCAL,
+    FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_MSG, FI_READ, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA,
+    FI_RX_CQ_DATA, FI_WRITE,
+};
+use linerate_fabric_sys::{Hints, Info, Library, Version};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Providers that are looked for, the best first: devices, and then the software ones, of which the
+/// last two reach other hosts.
+const ORDER: [&str; 8] = [
+    "efa",
+    "cxi",
+    "opx",
+    "psm3",
+    "verbs;ofi_rxm",
+    "tcp;ofi_rxm",
+    "udp;ofi_rxd",
+    "shm",
+];
+/// How many of these are devices.
+const DEVICES: usize = 5;
+/// Bytes of completion data that the protocol needs.
+const DATA_BYTES: usize = 4;
+
+/// Whether the processor moves its bytes.
+pub fn is_software(provider: &str) -> bool {
+    !ORDER[..DEVICES].contains(&provider)
+}
+
+/// Whether a provider reaches no other host.
+pub fn is_of_one_host(provider: &str) -> bool {
+    ["shm", "sm2"].contains(&provider)
+}
+
+/// One domain that can be used.
+pub struct Found {
+    pub info: Info,
+    pub version: Version,
+}
+
+/// A provider of this machine, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// With the layers on it.
+    pub provider: String,
+    /// Its domains.
+    pub domains: Vec<String>,
+    /// Why it cannot be used; none: it can.
+    pub why_not: Option<String>,
+    /// The processor moves its bytes: it is used where it is asked for, or where there is no other.
+    pub is_software: bool,
+}
+
+/// The domains that this rank uses, as `names` asks for.
+pub fn choose(names: &str, ranks: u32, local_rank: Rank, ip: IpAddr) -> Result<Vec<Found>> {
+    names::remove_left();
+    let library = open_library(ranks)?;
+    let mut parts = names.split(',').map(str::trim);
+    let provider = parts.next().unwrap_or_default();
+    let domains: Vec<&str> = parts.collect();
+    if domains.iter().any(|domain| domain.is_empty()) || domains.len() > RAILS_MAX {
+        return Err(unavailable(format!(
+            "'{names}' names no domains: ofi:PROVIDER,DOMAIN,.. with up to {RAILS_MAX} of them"
+        )));
+    }
+    let version = library.version();
+    let with_version = |info| Found { info, version };
+    if provider.is_empty() {
+        let mut reasons = Vec::new();
+        for provider in ORDER {
+            match of_provider(&library, provider, ip) {
+                Ok(infos) => {
+                    let own = share(infos, local_rank);
+                    return Ok(own.into_iter().map(with_version).collect());
+                }
+                Err(why) => reasons.push(format!("{provider}: {why}")),
+            }
+        }
+        return Err(unavailable(format!(
+            "{} offers no provider that can be used ({})",
+            library.name(),
+            reasons.join("; ")
+        )));
+    }
+    let infos = of_provider(&library, provider, ip).map_err(|why| {
+        unavailable(format!(
+            "'{provider}': {why}; here are: {}",
+            names_of(&all(&library)).join(", ")
+        ))
+    })?;
+    if domains.is_empty() {
+        let own = share(infos, local_rank);
+        return Ok(own.into_iter().map(with_version).collect());
+    }
+    let known = |infos: &[Info]| {
+        let names: Vec<String> = infos.iter().map(Info::domain_name).collect();
+        names.join(", ")
+    };
+    let mut chosen = Vec::new();
+    for domain in domains {
+        let found = infos.iter().find(|info| info.domain_name() == domain);
+        let found = found.ok_or_else(|| {
+            unavailable(format!(
+                "{provider} has no domain '{domain}': it has {}",
+                known(&infos)
+            ))
+        })?;
+        chosen.push(with_version(found.clone()));
+    }
+    Ok(chosen)
+}
+
+/// Which providers there are, the best first, and what libfabric this is.
+pub fn list() -> Result<(String, Vec<Candidate>)> {
+    let library = open_library(1)?;
+    let title = format!("{} {}", library.name(), library.version());
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let infos = all(&library);
+    for provider in names_of(&infos) {
+        let of_it = infos.iter().filter(|info| info.provider_name() == provider);
+        let domains = each_once(of_it.map(Info::domain_name));
+        let ip = IpAddr::from([127, 0, 0, 1]);
+        candidates.push(Candidate {
+            why_not: of_provider(&library, &provider, ip).err(),
+            is_software: is_software(&provider),
+            domains,
+            provider,
+        });
+    }
+    let place = |candidate: &Candidate| {
+        let found = ORDER.iter().position(|known| *known == candidate.provider);
+        (candidate.why_not.is_some(), found.unwrap_or(ORDER.len()))
+    };
+    candidates.sort_by_key(place);
+    Ok((title, candidates))
+}
+
+/// The provider that `ofi` alone would take, and its domains.
+pub fn check(names: &str) -> Result<String> {
+    let found = choose(names, 1, 0, IpAddr::from([127, 0, 0, 1]))?;
+    let names: Vec<String> = found.iter().map(|f| f.info.domain_name()).collect();
+    let first = &found[0];
+    let provider = first.info.provider_name();
+    let kind = match is_software(&provider) {
+        true => ", software",
+        false => "",
+    };
+    Ok(format!(
+        "{provider} on {}{kind} (libfabric {})",
+        names.join(", "),
+        first.version
+    ))
+}
+
+fn open_library(ranks: u32) -> Result<Arc<Library>> {
+    Library::open(ranks as usize).map_err(refused)
+}
+
+/// What every provider offers of the least that can be used.
+fn all(library: &Arc<Library>) -> Vec<Info> {
+    Info::query(library, &hints("", None, 0)).unwrap_or_default()
+}
+
+/// Their names, each once.
+fn names_of(infos: &[Info]) -> Vec<String> {
+    each_once(infos.iter().map(Info::provider_name))
+}
+
+fn each_once(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for name in names {
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
+}
+
+/// What is asked of a provider; of any where it has no name.
+fn hints<'a>(provider: &'a str, source: Option<&'a str>, op_flags: u64) -> Hints<'a> {
+    let virtual_addresses = match is_of_one_host(provider) {
+        // It then checks no keys.
+        true => 0,
+        false => FI_MR_VIRT_ADDR,
+    };
+    Hints {
+        provider: Some(provider).filter(|name| !name.is_empty()),
+        source,
+        caps: FI_MSG | FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+        mode: FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA,
+        mr_mode: FI_MR_LOCAL
+            | FI_MR_ALLOCATED
+            | FI_MR_PROV_KEY
+            | FI_MR_ENDPOINT
+            | virtual_addresses,
+        op_flags,
+        ..Hints::default()
+    }
+}
+
+/// The domains of a provider that can be used, or why there is none.
+fn of_provider(
+    library: &Arc<Library>,
+    provider: &str,
+    ip: IpAddr,
+) -> std::result::Result<Vec<Info>, String> {
+    if provider == "efa" && library.version() < Version::EFA {
+        return Err(format!(
+            "{} is libfabric {}, and EFA needs {}",
+            library.name(),
+            library.version(),
+            Version::EFA
+        ));
+    }
+    // Where these listen is known by the address of the host.
+    let is_internet = provider.starts_with("tcp") || provider.starts_with("udp");
+    let source = match (is_internet, is_of_one_host(provider)) {
+        (true, _) => Some(ip.to_string()),
+        (_, true) => names::new_name(),
+        _ => None,
+    };
+    let source = source.as_deref();
+    // A write is complete when its bytes are there, if the provider can tell.
+    let asked = |op_flags| Info::query(library, &hints(provider, source, op_flags));
+    let found = asked(FI_DELIVERY_COMPLETE).or_else(|_| asked(0));
+    let found = found.map_err(|error| match error.code() {
+        Some(libc::ENODATA) => "libfabric finds none here".to_owned(),
+        _ => error.to_string(),
+    })?;
+    let mut usable: Vec<Info> = Vec::new();
+    let mut reason = "libfabric finds none here".to_owned();
+    for info in found {
+        // A name is taken for any that begins with it.
+        if info.provider_name() != provider {
+            continue;
+        }
+        if info.cq_data_bytes() < DATA_BYTES {
+            reason = format!(
+                "its writes carry {} bytes of completion data, and {DATA_BYTES} are needed",
+                info.cq_data_bytes()
+            );
+            continue;
+        }
+        let name = info.domain_name();
+        if !usable.iter().any(|known| known.domain_name() == name) {
+            usable.push(info);
+        }
+    }
+    if provider == "efa" {
+        prefer_direct(&mut usable);
+    }
+    match usable.is_empty() {
+        true => Err(reason),
+        false => Ok(usable),
+    }
+}
+
+/// Leaves EFA's fabric without copies, where it is there.
+fn prefer_direct(infos: &mut Vec<Info>) {
+    let is_direct = |info: &Info| info.fabric_name() == "efa-direct";
+    if infos.iter().any(is_direct) {
+        infos.retain(is_direct);
+    }
+}
+
+/// The domains that a rank uses of all: of software providers one, of devices its share.
+fn share(infos: Vec<Info>, local_rank: Rank) -> Vec<Info> {
+    let is_one = infos
+        .first()
+        .is_some_and(|info| is_software(&info.provider_name()));
+    match is_one {
+        true => infos.into_iter().take(1).collect(),
+        false => {
+            let at = local_rank as usize % infos.len();
+            infos.into_iter().skip(at).take(1).collect()
+        }
+    }
+}
