@@ -85,12 +85,13 @@ pub mod ofi {
 }
 
 pub mod transport {
-    pub use crate::transport::between::own_offer;
+    pub use crate::transport::between::{Far, check_required, own_offer};
     pub use crate::transport::open::check_name;
 }
 
 pub mod verbs {
-    pub use crate::transport::verbs::{Fabric, check};
+    pub use crate::transport::fabric::Fabric;
+    pub use crate::transport::verbs::check;
 
     pub mod choose {
         pub use crate::transport::verbs::choose::{Choice, Wish, choose};

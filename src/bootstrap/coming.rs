@@ -3,7 +3,7 @@
 
 use super::identity::HostIdentity;
 use crate::error::{Error, Result};
-use crate::transport::{Agreed, Fabric, Lack, Offer};
+use crate::transport::{Agreed, Fabric, Far, Lack, Offer};
 use std::net::{IpAddr, SocketAddr};
 
 /// Longest reason that a rank tells another.
@@ -36,8 +36,8 @@ pub(super) struct Going {
     /// Where its parent listens; `None`: that is rank 0.
     pub parent: Option<SocketAddr>,
     pub is_one_host: bool,
-    /// Its number among the ranks of its host.
-    pub local_rank: u32,
+    /// Its number among the ranks of its host, and how many these are.
+    pub local: (u32, u32),
     pub agreed: Agreed,
 }
 
@@ -50,17 +50,20 @@ impl Going {
     pub fn emit(&self) -> String {
         let parent = self.parent.map_or("-".into(), |parent| parent.to_string());
         let hosts = hosts_word(self.is_one_host);
-        let far = far_word(self.agreed.is_verbs, self.agreed.is_pity);
+        let far = far_word(self.agreed.far, self.agreed.is_pity);
         let reason: String = self.agreed.reason.chars().take(REASON_CHARS_MAX).collect();
-        let local = self.local_rank;
-        format!("{} {parent} {hosts} {local} {far} {reason}", self.own)
+        let (local, locals) = self.local;
+        format!(
+            "{} {parent} {hosts} {local} {locals} {far} {reason}",
+            self.own
+        )
     }
 
     pub fn parse(text: &[u8]) -> Result<Going> {
         let shown = String::from_utf8_lossy(&text[..text.len().min(FRAME_BYTES_MAX)]);
         let bad = || Error::Malformed(format!("rank 0 says where to go: '{shown}'"));
-        let words: Vec<&str> = shown.splitn(6, ' ').collect();
-        let &[own, parent, hosts, local_rank, far, reason] = words.as_slice() else {
+        let words: Vec<&str> = shown.splitn(7, ' ').collect();
+        let &[own, parent, hosts, local_rank, local_ranks, far, reason] = words.as_slice() else {
             return Err(bad());
         };
         let parent = match parent {
@@ -69,18 +72,21 @@ impl Going {
         };
         let mut either = [true, false].into_iter();
         let is_one_host = either.find(|&one| hosts_word(one) == hosts);
-        let all = [(true, false), (false, true), (false, false)];
-        let far = all
+        let mut all = Far::ALL
             .into_iter()
-            .find(|&(is_verbs, is_pity)| far_word(is_verbs, is_pity) == far);
-        let (is_verbs, is_pity) = far.ok_or_else(bad)?;
+            .flat_map(|far| [(far, false), (far, true)]);
+        let far = all.find(|&(known, is_pity)| far_word(known, is_pity) == far);
+        let (far, is_pity) = far.ok_or_else(bad)?;
         Ok(Going {
             own: own.parse().map_err(|_| bad())?,
             parent,
             is_one_host: is_one_host.ok_or_else(bad)?,
-            local_rank: local_rank.parse().map_err(|_| bad())?,
+            local: (
+                local_rank.parse().map_err(|_| bad())?,
+                local_ranks.parse().map_err(|_| bad())?,
+            ),
             agreed: Agreed {
-                is_verbs,
+                far,
                 reason: reason.into(),
                 is_pity,
             },
@@ -88,11 +94,10 @@ impl Going {
     }
 }
 
-fn far_word(is_verbs: bool, is_pity: bool) -> &'static str {
-    match (is_verbs, is_pity) {
-        (true, _) => "verbs",
-        (false, true) => "tcp-although",
-        (false, false) => "tcp",
+fn far_word(far: Far, is_pity: bool) -> &'static str {
+    match (far, is_pity) {
+        (Far::Tcp, true) => "tcp-although",
+        _ => far.name(),
     }
 }
 

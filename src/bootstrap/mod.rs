@@ -56,6 +56,7 @@ pub use survivors::{Conversation, Message};
 
 use crate::config::{Config, Secret};
 use crate::error::{Error, Result};
+use crate::transport::{Options, check_required};
 use crate::types::Rank;
 use local::Introduction;
 use network::Network;
@@ -169,13 +170,26 @@ impl Meeting {
     /// The settings with what the ranks know of each other now: which transport `auto` is, and
     /// where connections listen.
     pub fn settle(&self, mut config: Config) -> Result<Config> {
+        if config.job.needs_rdma {
+            let agreed = match &self.way {
+                Way::Network(network) => Some(&network.agreed),
+                Way::Host { .. } => None,
+            };
+            let options = Options {
+                tcp: config.tcp.clone(),
+                verbs: config.verbs.clone(),
+                ..Options::default()
+            };
+            let of_rank = (self.rank, self.ranks);
+            check_required(&config.transport, of_rank, &options, agreed)?;
+        }
         let is_open = matches!(config.transport.as_str(), "auto" | "router");
         let far = match &self.way {
             Way::Network(network) if !network.is_one_host => Some(&network.agreed),
             _ => None,
         };
         if let (true, Some(agreed)) = (is_open, far) {
-            let far = if agreed.is_verbs { "verbs" } else { "tcp" };
+            let far = agreed.far.name();
             config.transport = format!("router:{far}");
             if config.debug || (self.rank == 0 && agreed.is_pity) {
                 let (rank, ranks, reason) = (self.rank, self.ranks, &agreed.reason);
@@ -189,10 +203,12 @@ impl Meeting {
         if config.tcp.addresses.is_empty() {
             config.tcp.addresses = vec![self.address().0];
         }
-        config.verbs.local_rank.get_or_insert(match &self.way {
-            Way::Host { .. } => self.rank,
-            Way::Network(network) => network.local_rank,
-        });
+        let (local_rank, local_ranks) = match &self.way {
+            Way::Host { .. } => (self.rank, self.ranks),
+            Way::Network(network) => network.local,
+        };
+        config.verbs.local_rank.get_or_insert(local_rank);
+        config.verbs.local_ranks.get_or_insert(local_ranks);
         if let Way::Network(network) = &self.way
             && let Some(secret) = &network.secret
         {

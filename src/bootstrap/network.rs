@@ -52,7 +52,7 @@ pub(super) struct Network {
     /// What ranks of different hosts use, unless the settings say it.
     pub agreed: Agreed,
     /// How many ranks with lower numbers are on this rank's host.
-    pub local_rank: u32,
+    pub local: (u32, u32),
     /// The secret that rank 0 has made, where none was given.
     pub secret: Option<Vec<u8>>,
 }
@@ -207,17 +207,22 @@ fn head(
         user: own_user()?,
         offer: own_offer(place, config),
     };
-    match receive_all(&mut server, &wanted, (named, keys), (deadline, clock)) {
-        Ok(((address, why), is_one_host, agreed)) => Ok(Network {
+    match receive_all(
+        &mut server,
+        (&wanted, must_have_rdma(config)),
+        (named, keys),
+        (deadline, clock),
+    ) {
+        Ok(met) => Ok(Network {
             rank: 0,
             ranks: place.ranks,
             side: Side::Head(Box::new(server)),
             deadline,
-            address,
-            why,
-            is_one_host,
-            agreed,
-            local_rank: 0,
+            address: met.address,
+            why: met.why,
+            is_one_host: met.is_one_host,
+            agreed: met.agreed,
+            local: met.local,
             secret: credentials.made_secret(),
         }),
         Err(error) => {
@@ -231,14 +236,24 @@ fn head(
     }
 }
 
-/// Waits until all have come and tells each where to go; gives rank 0's own address, whether all
-/// are on its host, and what they use if not.
+/// What rank 0 knows when all have come.
+struct Met {
+    /// Its own address, and why this one.
+    address: IpAddr,
+    why: String,
+    is_one_host: bool,
+    agreed: Agreed,
+    /// Its number among the ranks of its host, and how many these are.
+    local: (u32, u32),
+}
+
+/// Waits until all have come and tells each where to go.
 fn receive_all(
     server: &mut Server,
-    wanted: &Coming,
+    (wanted, needs_rdma): (&Coming, bool),
     (named, keys): (Option<&[Interface]>, Option<&GroupKeys<'_>>),
     (deadline, clock): (Time, BusyClock<'_>),
-) -> Result<((IpAddr, String), bool, Agreed)> {
+) -> Result<Met> {
     let ranks = wanted.ranks;
     let mut come: Vec<Option<Coming>> = vec![None; ranks as usize];
     come[0] = Some(wanted.clone());
@@ -275,7 +290,18 @@ fn receive_all(
     };
     let offers: Vec<Offer> = come.iter().map(|coming| coming.offer.clone()).collect();
     let agreed = agree(&offers);
-    let local_ranks = local_ranks(&come);
+    if needs_rdma && !agreed.far.is_rdma() {
+        let reason = format!(
+            "{} was asked for, and not every rank has a device of one fabric: {}",
+            transport::REQUIRED,
+            transport::describe(&offers)
+        );
+        return Err(Error::Unavailable {
+            transport: "auto".into(),
+            reason,
+        });
+    }
+    let local = local_ranks(&come);
     let answers: Vec<(Rank, String)> = (1..ranks)
         .map(|rank| {
             let parent = tree::parent(rank).filter(|&parent| parent > 0);
@@ -284,7 +310,7 @@ fn receive_all(
                 parent: parent
                     .map(|parent| SocketAddr::new(seen(parent), come[parent as usize].port)),
                 is_one_host,
-                local_rank: local_ranks[rank as usize],
+                local: local[rank as usize],
                 agreed: agreed.clone(),
             };
             (rank, going.emit())
@@ -293,23 +319,42 @@ fn receive_all(
     for (rank, text) in answers {
         server.send(rank, Kind::Go, text.as_bytes(), clock)?;
     }
-    Ok((own, is_one_host, agreed))
+    let (address, why) = own;
+    Ok(Met {
+        address,
+        why,
+        is_one_host,
+        agreed,
+        local: local[0],
+    })
 }
 
-/// The number of each rank among those of its host.
-fn local_ranks(come: &[Coming]) -> Vec<u32> {
+/// The number of each rank among those of its host, and how many these are.
+fn local_ranks(come: &[Coming]) -> Vec<(u32, u32)> {
     let mut counts: HashMap<HostIdentity, u32> = HashMap::new();
     let mut number = |coming: &Coming| {
         let count = counts.entry(coming.host).or_default();
         *count += 1;
         *count - 1
     };
-    come.iter().map(&mut number).collect()
+    let numbers: Vec<u32> = come.iter().map(&mut number).collect();
+    let of = |(coming, number): (&Coming, u32)| (number, counts[&coming.host]);
+    come.iter().zip(numbers).map(of).collect()
+}
+
+/// Whether the transport is left to the ranks.
+fn is_open(config: &Config) -> bool {
+    matches!(config.transport.as_str(), "auto" | "router")
+}
+
+/// Whether the ranks must all have RDMA devices, and are to say so.
+fn must_have_rdma(config: &Config) -> bool {
+    config.job.needs_rdma && is_open(config)
 }
 
 /// What this rank's devices can do, if that is asked for.
 fn own_offer(place: &Place, config: &Config) -> Offer {
-    if !matches!(config.transport.as_str(), "auto" | "router") {
+    if !is_open(config) {
         return Err(format!("transport {} was asked for", config.transport).into());
     }
     let options = Options {
@@ -468,7 +513,7 @@ fn other(
         why,
         is_one_host: go.is_one_host,
         agreed: go.agreed,
-        local_rank: go.local_rank,
+        local: go.local,
         secret,
     })
 }

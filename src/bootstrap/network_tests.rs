@@ -7,7 +7,7 @@ use super::super::listener::UNAUTHENTICATED_MAX;
 use super::super::ports::free_port;
 use super::*;
 use crate::config::{JobSettings, Secret};
-use crate::transport::{Fabric, Lack};
+use crate::transport::{Agreed, Fabric, Far, Lack};
 use crate::wait::Clock;
 use crate::wire::{Claim, HANDSHAKE_BYTES, Initiator, JobKey, NONCE_BYTES, Purpose};
 use rustix::net::sockopt;
@@ -222,7 +222,7 @@ fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
     let without = without(false);
     assert!(Coming::parse(&coming.emit()[1..]).is_err());
     let mut other = coming.emit();
-    *other.last_mut().unwrap() = 4;
+    *other.last_mut().unwrap() = 1 + Fabric::ALL.len() as u8;
     assert!(Coming::parse(&other).is_err(), "no such fabric");
     other.push(0);
     assert!(Coming::parse(&other).is_err(), "something behind it");
@@ -233,35 +233,36 @@ fn what_a_rank_says_when_it_comes_survives_and_a_stump_is_refused() {
 
 #[test]
 fn where_a_rank_goes_survives_and_other_words_are_refused() {
-    let agreed = |is_verbs, is_pity| Agreed {
-        is_verbs,
+    let agreed = |far, is_pity| Agreed {
+        far,
         reason: "rank 3 has no usable RDMA device: none".into(),
         is_pity,
     };
-    for (is_verbs, is_pity) in [(true, false), (false, true), (false, false)] {
+    let all = Far::ALL.into_iter().map(|far| (far, false));
+    for (far, is_pity) in all.chain([(Far::Tcp, true)]) {
         let going = Going {
             own: "fd00::1".parse().unwrap(),
             parent: Some("[fd00::1]:4".parse().unwrap()),
             is_one_host: is_pity,
-            local_rank: 3,
-            agreed: agreed(is_verbs, is_pity),
+            local: (3, 8),
+            agreed: agreed(far, is_pity),
         };
         assert_eq!(Going::parse(going.emit().as_bytes()).unwrap(), going);
     }
-    let head = Going::parse(b"10.0.0.1 - one 0 tcp no rank has").unwrap();
+    let head = Going::parse(b"10.0.0.1 - one 0 1 tcp no rank has").unwrap();
     assert!(head.parent.is_none() && head.is_one_host);
     for bad in [
         &b""[..],
         b"10.0.0.1",
         b"10.0.0.1 ",
-        b"x - one 0 tcp why",
+        b"x - one 0 1 tcp why",
         b"10.0.0.1 -",
         b"10.0.0.1 - one",
-        b"10.0.0.1 - two 0 tcp why",
+        b"10.0.0.1 - two 0 1 tcp why",
         b"10.0.0.1 - one -1 tcp why",
         b"10.0.0.1 - one tcp why",
         b"10.0.0.1 - one 0 ofi why",
-        b"10.0.0.1 10.0.0.1 one 0 tcp why",
+        b"10.0.0.1 10.0.0.1 one 0 1 tcp why",
         b"\xff \xff",
     ] {
         assert!(Going::parse(bad).is_err(), "{bad:?}");
@@ -273,14 +274,17 @@ fn where_a_rank_goes_survives_and_other_words_are_refused() {
 #[test]
 fn ranks_are_counted_by_their_hosts() {
     let [a, b] = ["a", "b"].map(|name| HostIdentity::own(Some(name)).unwrap());
-    let numbers = |hosts: &[HostIdentity]| -> Vec<u32> {
+    let numbers = |hosts: &[HostIdentity]| -> Vec<(u32, u32)> {
         let come: Vec<Coming> = hosts
             .iter()
             .map(|&host| Coming { host, ..coming() })
             .collect();
         local_ranks(&come)
     };
-    assert_eq!(numbers(&[a, b, a, b, a]), [0, 0, 1, 1, 2]);
-    assert_eq!(numbers(&[b, b, a, a]), [0, 1, 0, 1]);
-    assert_eq!(numbers(&[a]), [0]);
+    assert_eq!(
+        numbers(&[a, b, a, b, a]),
+        [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
+    );
+    assert_eq!(numbers(&[b, b, a, a]), [(0, 2), (1, 2), (0, 2), (1, 2)]);
+    assert_eq!(numbers(&[a]), [(0, 1)]);
 }

@@ -46,6 +46,9 @@ pub struct JobSettings {
     /// exactly that name; a list that begins with `^` means all other interfaces. Default: the
     /// interface of the route to rank 0. `LINERATE_IFNAME`, such as `eth,ib0`.
     pub interfaces: Option<String>,
+    /// Refuse to start unless every rank has an RDMA device that all can use between hosts. Default
+    /// off. `LINERATE_REQUIRE=rdma`.
+    pub needs_rdma: bool,
 }
 
 impl JobSettings {
@@ -62,10 +65,12 @@ impl JobSettings {
         };
         let zero_or_one = [("0", false), ("1", true)];
         let is_insecure = parse_choice(&lookup, "LINERATE_INSECURE", &zero_or_one)?;
+        let needs_rdma = parse_choice(&lookup, "LINERATE_REQUIRE", &[("rdma", true)])?;
         Ok(JobSettings {
             secret,
             is_insecure: is_insecure.unwrap_or(false),
             interfaces: lookup("LINERATE_IFNAME"),
+            needs_rdma: needs_rdma.unwrap_or(false),
         })
     }
 
@@ -113,6 +118,7 @@ mod tests {
         for (name, value, allowed) in [
             ("LINERATE_SECRET", "short", "16 to"),
             ("LINERATE_INSECURE", "yes", "0 or 1"),
+            ("LINERATE_REQUIRE", "verbs", "rdma"),
         ] {
             let text = settings(&[(name, value)]).unwrap_err().to_string();
             assert!(text.contains(name) && text.contains(allowed), "{text}");

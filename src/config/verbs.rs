@@ -69,6 +69,9 @@ pub struct VerbsSettings {
     /// The rank's number among those of its host, by which they take turns among ports that are
     /// alike. Default: what the ranks find out when they meet; without a meeting the rank itself.
     pub local_rank: Option<u32>,
+    /// How many ranks its host has: they share its NICs of EFA. Default: what the ranks find out
+    /// when they meet; without a meeting each uses one.
+    pub local_ranks: Option<u32>,
     /// Traffic class of the IP header (DSCP in its upper six bits). Default 0; what the switches
     /// keep free of losses. `LINERATE_VERBS_TRAFFIC_CLASS`.
     pub traffic_class: u8,
@@ -128,6 +131,7 @@ impl Default for VerbsSettings {
             cached_bytes: 16 << 30,
             gid_index: None,
             local_rank: None,
+            local_ranks: None,
             traffic_class: 0,
             service_level: 0,
             ack_timeout: 14,
@@ -181,6 +185,7 @@ impl VerbsSettings {
             cached_bytes,
             gid_index: number(&GID_INDEX)?.map(|n| n as u32),
             local_rank: None,
+            local_ranks: None,
             traffic_class: short(&TRAFFIC_CLASS, default.traffic_class)?,
             service_level: short(&SERVICE_LEVEL, default.service_level)?,
             ack_timeout: short(&ACK_TIMEOUT, default.ack_timeout)?,

@@ -1,10 +1,14 @@
-//! What ranks of several hosts use between their hosts, unless a setting says it: RDMA where every
-//! rank has a device for it, else connections. Each rank says what it has when the ranks meet, and
-//! rank 0 decides for all ([`agree`]).
+//! What ranks of several hosts use between their hosts, unless a setting says it: EFA or other
+//! RDMA where every rank has a device of the same fabric, else connections. Each rank says what it
+//! has when the ranks meet, and rank 0 decides for all ([`agree`]).
 
-use super::Options;
-use super::verbs::{self, Fabric};
+use super::fabric::Fabric;
+use super::{Options, ofi, verbs};
+use crate::error::{Error, Result as OurResult};
 use crate::types::Rank;
+
+/// The setting that asks for RDMA devices, for people.
+pub const REQUIRED: &str = "LINERATE_REQUIRE=rdma (--require rdma)";
 
 /// What a rank says: its fabric, or why it has none.
 pub type Offer = Result<Fabric, Lack>;
@@ -28,11 +32,49 @@ impl From<String> for Lack {
     }
 }
 
+/// What ranks of several hosts can use between their hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Far {
+    /// Connections.
+    Tcp,
+    /// RDMA through libibverbs.
+    Verbs,
+    /// EFA, through libfabric.
+    Efa,
+}
+
+impl Far {
+    /// All of them.
+    pub const ALL: [Far; 3] = [Far::Tcp, Far::Verbs, Far::Efa];
+
+    /// The name of its transport.
+    pub fn name(self) -> &'static str {
+        match self {
+            Far::Tcp => "tcp",
+            Far::Verbs => "verbs",
+            Far::Efa => "ofi:efa",
+        }
+    }
+
+    /// Whether devices move its bytes.
+    pub fn is_rdma(self) -> bool {
+        self != Far::Tcp
+    }
+}
+
+impl From<Fabric> for Far {
+    fn from(fabric: Fabric) -> Far {
+        match fabric {
+            Fabric::Efa => Far::Efa,
+            Fabric::InfiniBand | Fabric::RoceV1 | Fabric::RoceV2 => Far::Verbs,
+        }
+    }
+}
+
 /// What is used between hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// RDMA is used; otherwise connections are.
-    pub is_verbs: bool,
+    pub far: Far,
     /// Why, in words for people.
     pub reason: String,
     /// Some ranks have a device and cannot use it: it has too little of something, or others have
@@ -46,20 +88,79 @@ pub fn own_offer(rank: Rank, ranks: u32, options: &Options) -> Offer {
     if let Some((flag, what)) = options.unkept_promise() {
         return Err(format!("{flag} was asked for, and devices do not {what}").into());
     }
-    let found = verbs::probe(rank, ranks, &options.verbs);
+    // What has EFA is known to libibverbs, too, which cannot use it.
+    let of_efa = ofi::probe_efa(rank, ranks, &options.verbs);
+    let found = match of_efa {
+        Some(Ok(())) => return Ok(Fabric::Efa),
+        _ => verbs::probe(rank, ranks, &options.verbs),
+    };
+    let (of_efa, has_efa) = match of_efa {
+        Some(Err(error)) => (Some(error), true),
+        _ => (None, false),
+    };
     found.map_err(|error| Lack {
-        why: match error {
-            crate::error::Error::Unavailable { reason, .. } => reason,
-            other => other.to_string(),
-        },
-        has_device: verbs::check("").is_ok(),
+        why: reason_of(of_efa.unwrap_or(error)),
+        has_device: has_efa || verbs::check("").is_ok(),
     })
+}
+
+/// Refuses a transport that does without RDMA devices, where `LINERATE_REQUIRE` asks for them;
+/// `agreed` is what the ranks use between their hosts, where they have met and that is open.
+pub fn check_required(
+    transport: &str,
+    (rank, ranks): (Rank, u32),
+    options: &Options,
+    agreed: Option<&Agreed>,
+) -> OurResult<()> {
+    let (kind, detail) = transport.split_once(':').unwrap_or((transport, ""));
+    let refuse = |reason: String| {
+        Err(Error::Unavailable {
+            transport: transport.into(),
+            reason: format!("{REQUIRED} was asked for, and {reason}"),
+        })
+    };
+    match (kind, agreed) {
+        ("verbs", _) => Ok(()),
+        ("router", None) if !detail.is_empty() => {
+            check_required(detail, (rank, ranks), options, None)
+        }
+        ("ofi", _) => match ofi::check_device(detail) {
+            Ok(()) => Ok(()),
+            Err(error) => refuse(reason_of(error)),
+        },
+        ("auto" | "router", Some(agreed)) if agreed.far.is_rdma() => Ok(()),
+        ("auto" | "router", Some(agreed)) => refuse(agreed.reason.clone()),
+        ("auto" | "router", None) => match own_offer(rank, ranks, options) {
+            Ok(_) => Ok(()),
+            Err(lack) => refuse(format!(
+                "rank {rank} has no usable RDMA device: {}",
+                lack.why
+            )),
+        },
+        _ => refuse(format!("{kind} uses no RDMA device")),
+    }
+}
+
+fn reason_of(error: Error) -> String {
+    match error {
+        Error::Unavailable { reason, .. } => reason,
+        other => other.to_string(),
+    }
+}
+
+/// What each rank has, for people.
+pub fn describe(offers: &[Offer]) -> String {
+    let each = offers.iter().enumerate().map(|(rank, offer)| match offer {
+        Ok(fabric) => format!("rank {rank}: {fabric}"),
+        Err(lack) => format!("rank {rank}: none, {}", lack.why),
+    });
+    each.collect::<Vec<String>>().join("; ")
 }
 
 /// Decides for all ranks, by what each has offered.
 pub fn agree(offers: &[Offer]) -> Agreed {
     let refuse = |reason: String, is_pity| Agreed {
-        is_verbs: false,
+        far: Far::Tcp,
         reason,
         is_pity,
     };
@@ -94,7 +195,7 @@ pub fn agree(offers: &[Offer]) -> Agreed {
             true,
         ),
         None => Agreed {
-            is_verbs: true,
+            far: first.into(),
             reason: format!("every rank has a device that speaks {first}"),
             is_pity: false,
         },
@@ -111,15 +212,17 @@ mod tests {
         let some = || Ok(Fabric::RoceV2);
         let agreed = agree(&[some(), some()]);
         assert!(
-            agreed.is_verbs && agreed.reason.contains("RoCEv2"),
+            agreed.far == Far::Verbs && agreed.reason.contains("RoCEv2"),
             "{agreed:?}"
         );
+        let agreed = agree(&[Ok(Fabric::Efa), Ok(Fabric::Efa)]);
+        assert_eq!((agreed.far, agreed.far.name()), (Far::Efa, "ofi:efa"));
         let agreed = agree(&[some(), some(), none(), none()]);
-        assert!(!agreed.is_verbs && agreed.is_pity);
+        assert!(agreed.far == Far::Tcp && agreed.is_pity);
         let expected = "rank 2 has no usable RDMA device: the kernel has none, nor have 1 others";
         assert_eq!(agreed.reason, expected);
         let agreed = agree(&[none(), none()]);
-        assert!(!agreed.is_verbs && !agreed.is_pity);
+        assert!(agreed.far == Far::Tcp && !agreed.is_pity);
         assert!(agreed.reason.starts_with("no rank has"), "{agreed:?}");
         let small = Lack {
             why: "it has 64 queue pairs".into(),
@@ -130,7 +233,30 @@ mod tests {
         assert_eq!((agreed.is_pity, agreed.reason.as_str()), (true, expected));
         let agreed = agree(&[some(), Ok(Fabric::InfiniBand)]);
         let expected = "rank 1's device speaks InfiniBand, and rank 0's RoCEv2";
-        assert_eq!((agreed.is_verbs, agreed.reason.as_str()), (false, expected));
+        assert_eq!((agreed.far, agreed.reason.as_str()), (Far::Tcp, expected));
+    }
+
+    #[test]
+    fn what_is_required_is_refused_by_name_where_it_is_not() {
+        let options = Options::default();
+        let check = |name: &str, agreed: Option<&Agreed>| {
+            let checked = check_required(name, (0, 2), &options, agreed);
+            checked.map_err(|error| error.to_string())
+        };
+        for name in ["verbs", "verbs:mlx5_0", "router:verbs"] {
+            assert_eq!(check(name, None), Ok(()));
+        }
+        for name in ["tcp", "shm", "sim", "router:tcp", "ofi:shm", "ofi:nosuch"] {
+            let text = check(name, None).unwrap_err();
+            assert!(text.contains("LINERATE_REQUIRE=rdma"), "{text}");
+        }
+        let none = Err(Lack::from(String::from("the kernel has none")));
+        let offers = [Ok(Fabric::RoceV2), none];
+        let text = check("auto", Some(&agree(&offers))).unwrap_err();
+        assert!(text.contains("rank 1 has no usable"), "{text}");
+        assert_eq!(check("auto", Some(&agree(&offers[..1]))), Ok(()));
+        let expected = "rank 0: RoCEv2; rank 1: none, the kernel has none";
+        assert_eq!(describe(&offers), expected);
     }
 
     #[test]

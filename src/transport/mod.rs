@@ -113,6 +113,7 @@ pub(crate) mod between;
 mod buffers;
 mod causes;
 mod credits;
+pub(crate) mod fabric;
 mod loopback;
 mod matching;
 pub(crate) mod ofi;
@@ -134,15 +135,17 @@ pub(crate) mod verbs;
 pub(crate) mod words;
 
 pub use abilities::{Diagnostics, Expecting, Mapping, PortInUse, Signals};
-pub(crate) use between::{Agreed, Lack, Offer, agree, own_offer};
+pub(crate) use between::{
+    Agreed, Far, Lack, Offer, REQUIRED, agree, check_required, describe, own_offer,
+};
 pub(crate) use causes::proves_end;
 pub use causes::{ENDED, LEFT, UNREACHABLE};
+pub(crate) use fabric::Fabric;
 pub use open::{Options, open};
 #[cfg(test)]
 pub(crate) use places::PROOF_TIME;
 pub(crate) use places::{ENTRANCE, Places, Standing};
 pub use rma::{Atomic, RemoteRange, Rma};
-pub(crate) use verbs::Fabric;
 
 pub use crate::limits::{CONTROL_BYTES, MESSAGES_PER_PEER, URGENT_MESSAGES};
 pub use crate::memory::{Region, RegionKey, View};

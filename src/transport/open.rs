@@ -13,9 +13,10 @@ use std::net::{IpAddr, Ipv4Addr};
 /// Where a rank listens that was told no address.
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// All names, for people.
-const NAMES: &str = "auto shm tcp verbs[:device] router[:tcp|:verbs[:device]] ofi[:provider] sim";
+const NAMES: &str =
+    "auto shm tcp verbs[:device] router[:tcp|:verbs..|:ofi..] ofi[:provider[,domain..]] sim";
 /// What a router can use between hosts.
-const FAR: [&str; 2] = ["tcp", "verbs"];
+const FAR: [&str; 3] = ["tcp", "verbs", "ofi"];
 
 /// An error unless a transport has this name, whether it can be used here or not.
 pub fn check_name(name: &str) -> std::result::Result<(), String> {
@@ -109,7 +110,7 @@ pub fn open(
             let far = name.split_once(':').map_or("tcp", |(_, far)| far);
             if !is_far(far) {
                 return Err(Error::invalid(format!(
-                    "'{name}': the router uses tcp or verbs[:device] between hosts, such as router:verbs"
+                    "'{name}': the router uses tcp, verbs[:device] or ofi[:provider] between hosts, such as router:verbs"
                 )));
             }
             let far = open(far, rank, ranks, nonce, options)?;

@@ -196,6 +196,7 @@ fn both(shm: &Capabilities, far: &Capabilities) -> Capabilities {
     Capabilities {
         name: match far.name {
             "verbs" => "router:verbs",
+            "ofi" => "router:ofi",
             _ => "router",
         },
         one_host: false,

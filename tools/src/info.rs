@@ -342,6 +342,13 @@ fn values(config: &Config) -> BTreeMap<&'static str, String> {
         ),
         ("LINERATE_MODEL", findings),
         ("LINERATE_HOSTID", or_auto(&config.host_id)),
+        (
+            "LINERATE_REQUIRE",
+            match config.job.needs_rdma {
+                true => "rdma".into(),
+                false => "none".into(),
+            },
+        ),
         ("LINERATE_IFNAME", or_auto(&config.job.interfaces)),
         ("LINERATE_TCP_RAILS", config.tcp.rails.to_string()),
         (

@@ -27,6 +27,7 @@ pub struct OfiDevice {
     /// What peers must have in common with it.
     fabric: u32,
     bytes_per_second: f64,
+    is_write_emulated: bool,
 }
 
 impl std::fmt::Debug for OfiDevice {
@@ -62,6 +63,7 @@ impl OfiDevice {
         };
         let endpoint = Endpoint::open(&domain, &options).map_err(refused)?;
         let name = domain.name().to_owned();
+        let is_write_emulated = endpoint.is_write_emulated().map_err(refused)?;
         let longest = endpoint.rma_bytes_max().map_err(refused)?;
         let longest = longest.unwrap_or(usize::MAX).min(info.message_bytes_max());
         if longest < post_bytes as usize {
@@ -81,8 +83,14 @@ impl OfiDevice {
             version: found.version,
             fabric: common(info),
             bytes_per_second: nic.map_or(0.0, |bits| bits as f64 / 8.0),
+            is_write_emulated: is_write_emulated.unwrap_or(false),
             domain,
         })
+    }
+
+    /// Whether the peer's processor does what is written.
+    pub fn is_write_emulated(&self) -> bool {
+        self.is_write_emulated
     }
 }
 

@@ -19,7 +19,7 @@ mod queue;
 mod select;
 
 pub use device::OfiDevice;
-pub use select::{check, list};
+pub use select::{check, check_device, list};
 
 use super::Transport;
 use super::rdma::{Parts, RdmaTransport, Sizes};
@@ -45,11 +45,16 @@ pub fn open(
         ..settings.clone()
     };
     let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
-    let local_rank = settings.local_rank.unwrap_or(rank);
-    let infos = select::choose(names, ranks, local_rank, ip)?;
+    let local = (settings.local_rank.unwrap_or(rank), settings.local_ranks);
     let mut devices = Vec::new();
-    for info in &infos {
-        devices.push(OfiDevice::open(info, sizes, settings.chunk_bytes)?);
+    for found in &select::choose(names, ranks, local, ip)? {
+        devices.push(OfiDevice::open(found, sizes, settings.chunk_bytes)?);
+    }
+    if devices.iter().any(OfiDevice::is_write_emulated) {
+        super::say(
+            rank,
+            "ofi: this EFA has no writes of its own, and processors do them: slower, and memory of peers that do not answer is kept until the end",
+        );
     }
     if is_debugging {
         for device in &devices {
@@ -63,4 +68,23 @@ pub fn open(
         control,
     };
     RdmaTransport::new(of_rank, parts, &settings, is_debugging)
+}
+
+/// Whether this rank can use EFA in a job of this many ranks; none: the kernel has no such device.
+/// The devices are opened for that, and closed.
+pub fn probe_efa(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Option<Result<()>> {
+    select::has_efa().then(|| {
+        let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
+        let local = (settings.local_rank.unwrap_or(rank), settings.local_ranks);
+        let ip = IpAddr::from([127, 0, 0, 1]);
+        for found in &select::choose("efa", ranks, local, ip)? {
+            let device = OfiDevice::open(found, sizes, settings.chunk_bytes)?;
+            if device.is_write_emulated() {
+                return Err(errors::unavailable(format!(
+                    "{device:?}: it has no writes of its own; --transport ofi:efa uses it all the same"
+                )));
+            }
+        }
+        Ok(())
+    })
 }

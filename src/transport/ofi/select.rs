@@ -8,14 +8,15 @@ use super::errors::{refused, unavailable};
 use super::names;
 use crate::error::Result;
 use crate::transport::rdma::RAILS_MAX;
-use crate::types::Rank;
 use linerate_fabric_sys::raw::{
     FI_CONTEXT, FI_CONTEXT2, FI_DELIVERY_COMPLETE, FI_MR_ALLOCATED, FI_MR_ENDPOINT, FI_MR_LOCAL,
     FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_MSG, FI_READ, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA,
     FI_RX_CQ_DATA, FI_WRITE,
 };
 use linerate_fabric_sys::{Hints, Info, Library, Version};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Providers that are looked for, the best first: devices, and then the software ones, of which the
@@ -30,6 +31,8 @@ const ORDER: [&str; 8] = [
     "udp;ofi_rxd",
     "shm",
 ];
+/// Where one looks that has no peers.
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// How many of these are devices.
 const DEVICES: usize = 5;
 /// Bytes of completion data that the protocol needs.
@@ -65,7 +68,12 @@ pub struct Candidate {
 }
 
 /// The domains that this rank uses, as `names` asks for.
-pub fn choose(names: &str, ranks: u32, local_rank: Rank, ip: IpAddr) -> Result<Vec<Found>> {
+pub fn choose(
+    names: &str,
+    ranks: u32,
+    local: (u32, Option<u32>),
+    ip: IpAddr,
+) -> Result<Vec<Found>> {
     names::remove_left();
     let library = open_library(ranks)?;
     let mut parts = names.split(',').map(str::trim);
@@ -83,7 +91,7 @@ pub fn choose(names: &str, ranks: u32, local_rank: Rank, ip: IpAddr) -> Result<V
         for provider in ORDER {
             match of_provider(&library, provider, ip) {
                 Ok(infos) => {
-                    let own = share(infos, local_rank);
+                    let own = share(infos, local);
                     return Ok(own.into_iter().map(with_version).collect());
                 }
                 Err(why) => reasons.push(format!("{provider}: {why}")),
@@ -102,7 +110,7 @@ pub fn choose(names: &str, ranks: u32, local_rank: Rank, ip: IpAddr) -> Result<V
         ))
     })?;
     if domains.is_empty() {
-        let own = share(infos, local_rank);
+        let own = share(infos, local);
         return Ok(own.into_iter().map(with_version).collect());
     }
     let known = |infos: &[Info]| {
@@ -132,9 +140,8 @@ pub fn list() -> Result<(String, Vec<Candidate>)> {
     for provider in names_of(&infos) {
         let of_it = infos.iter().filter(|info| info.provider_name() == provider);
         let domains = each_once(of_it.map(Info::domain_name));
-        let ip = IpAddr::from([127, 0, 0, 1]);
         candidates.push(Candidate {
-            why_not: of_provider(&library, &provider, ip).err(),
+            why_not: of_provider(&library, &provider, LOOPBACK).err(),
             is_software: is_software(&provider),
             domains,
             provider,
@@ -150,7 +157,7 @@ pub fn list() -> Result<(String, Vec<Candidate>)> {
 
 /// The provider that `ofi` alone would take, and its domains.
 pub fn check(names: &str) -> Result<String> {
-    let found = choose(names, 1, 0, IpAddr::from([127, 0, 0, 1]))?;
+    let found = choose(names, 1, (0, None), LOOPBACK)?;
     let names: Vec<String> = found.iter().map(|f| f.info.domain_name()).collect();
     let first = &found[0];
     let provider = first.info.provider_name();
@@ -163,6 +170,27 @@ pub fn check(names: &str) -> Result<String> {
         names.join(", "),
         first.version
     ))
+}
+
+/// An error unless devices move the bytes of what `names` asks for.
+pub fn check_device(names: &str) -> Result<()> {
+    let found = choose(names, 1, (0, None), LOOPBACK)?;
+    let provider = found[0].info.provider_name();
+    match is_software(&provider) {
+        true => Err(unavailable(format!("{provider} is software"))),
+        false => Ok(()),
+    }
+}
+
+/// Whether the kernel has a device of EFA. To ask libfabric, which takes longer, is then worth it.
+pub fn has_efa() -> bool {
+    const AMAZON: &str = "0x1d0f";
+    let devices = std::fs::read_dir(Path::new("/sys/class/infiniband"));
+    let mut devices = devices.into_iter().flatten().flatten();
+    devices.any(|device| {
+        let vendor = std::fs::read_to_string(device.path().join("device/vendor"));
+        vendor.is_ok_and(|vendor| vendor.trim() == AMAZON)
+    })
 }
 
 fn open_library(ranks: u32) -> Result<Arc<Library>> {
@@ -277,15 +305,112 @@ fn prefer_direct(infos: &mut Vec<Info>) {
 }
 
 /// The domains that a rank uses of all: of software providers one, of devices its share.
-fn share(infos: Vec<Info>, local_rank: Rank) -> Vec<Info> {
-    let is_one = infos
-        .first()
-        .is_some_and(|info| is_software(&info.provider_name()));
-    match is_one {
-        true => infos.into_iter().take(1).collect(),
-        false => {
-            let at = local_rank as usize % infos.len();
-            infos.into_iter().skip(at).take(1).collect()
+fn share(mut infos: Vec<Info>, (local_rank, local_ranks): (u32, Option<u32>)) -> Vec<Info> {
+    let first = infos.first().map(Info::provider_name).unwrap_or_default();
+    if is_software(&first) {
+        infos.truncate(1);
+        return infos;
+    }
+    // PCI addresses ascend with the distance from the first: neighbours share a switch, also with
+    // the GPU that stands among them.
+    let place = |info: &Info| {
+        let pci = info.nic().and_then(|nic| nic.pci);
+        pci.map(|pci| (pci.domain, pci.bus, pci.device, pci.function))
+    };
+    infos.sort_by_key(|info| (place(info), info.domain_name()));
+    let own = share_of(infos.len(), (local_rank, local_ranks));
+    infos.drain(own).collect()
+}
+
+/// Which devices of a row of this many are those of a rank.
+fn share_of(devices: usize, (local_rank, local_ranks): (u32, Option<u32>)) -> Range<usize> {
+    let Some(ranks) = local_ranks.filter(|ranks| *ranks > local_rank) else {
+        let at = local_rank as usize % devices.max(1);
+        return at..(at + 1).min(devices);
+    };
+    let (rank, ranks) = (local_rank as usize, ranks as usize);
+    let first = rank * devices / ranks;
+    let end = ((rank + 1) * devices / ranks).max(first + 1);
+    first..end.min(first + RAILS_MAX).min(devices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rank whose GPU is closest to a NIC, by the order of their PCI addresses on a machine.
+    fn nics_of(machine: &[(&str, &[&str])]) -> Vec<Vec<String>> {
+        let mut nics: Vec<&str> = machine
+            .iter()
+            .flat_map(|(_, nics)| nics.iter().copied())
+            .collect();
+        nics.sort_unstable();
+        nics.dedup();
+        let ranks = machine.len() as u32;
+        let of = |rank| share_of(nics.len(), (rank, Some(ranks)));
+        (0..ranks)
+            .map(|rank| nics[of(rank)].iter().map(|nic| nic.to_string()).collect())
+            .collect()
+    }
+
+    /// GPUs of an instance, with the NICs behind the PCIe switch of each, as aws-ofi-nccl's files
+    /// of topology have them (p4d-24xl-topo.xml, p5.48xl-topo.xml).
+    const P4D: [(&str, &[&str]); 8] = [
+        ("10:1c", &["10:1b"]),
+        ("10:1d", &["10:1b"]),
+        ("20:1c", &["20:1b"]),
+        ("20:1d", &["20:1b"]),
+        ("90:1c", &["90:1b"]),
+        ("90:1d", &["90:1b"]),
+        ("a0:1c", &["a0:1b"]),
+        ("a0:1d", &["a0:1b"]),
+    ];
+    const P5: [(&str, &[&str]); 8] = [
+        ("53:00", &["4f:00", "50:00", "51:00", "52:00"]),
+        ("64:00", &["60:00", "61:00", "62:00", "63:00"]),
+        ("75:00", &["71:00", "72:00", "73:00", "74:00"]),
+        ("86:00", &["82:00", "83:00", "84:00", "85:00"]),
+        ("97:00", &["93:00", "94:00", "95:00", "96:00"]),
+        ("a8:00", &["a4:00", "a5:00", "a6:00", "a7:00"]),
+        ("b9:00", &["b5:00", "b6:00", "b7:00", "b8:00"]),
+        ("ca:00", &["c6:00", "c7:00", "c8:00", "c9:00"]),
+    ];
+
+    #[test]
+    fn each_rank_of_an_instance_gets_the_nics_beside_its_gpu() {
+        for machine in [P4D, P5] {
+            let expected: Vec<Vec<String>> = machine
+                .iter()
+                .map(|(_, nics)| nics.iter().map(|nic| nic.to_string()).collect())
+                .collect();
+            assert_eq!(nics_of(&machine), expected);
         }
+    }
+
+    #[test]
+    fn every_device_is_used_once_where_there_are_enough_and_never_none() {
+        for devices in 1..20 {
+            for ranks in 1..20 {
+                let shares: Vec<Range<usize>> = (0..ranks)
+                    .map(|rank| share_of(devices, (rank, Some(ranks))))
+                    .collect();
+                for share in &shares {
+                    assert!(!share.is_empty() && share.end <= devices && share.len() <= RAILS_MAX);
+                }
+                if devices >= ranks as usize && devices <= RAILS_MAX {
+                    let all: Vec<usize> = shares.into_iter().flatten().collect();
+                    assert!(all.into_iter().eq(0..devices), "{devices} for {ranks}");
+                }
+            }
+            assert_eq!(share_of(devices, (7, None)).len(), 1);
+        }
+        assert!(share_of(0, (0, None)).is_empty());
+    }
+
+    #[test]
+    fn only_known_devices_are_no_software() {
+        assert!(!is_software("efa") && !is_software("verbs;ofi_rxm"));
+        assert!(is_software("tcp;ofi_rxm") && is_software("shm") && is_software("sockets"));
+        assert!(is_of_one_host("shm") && !is_of_one_host("udp;ofi_rxd"));
     }
 }

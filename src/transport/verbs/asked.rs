@@ -1,9 +1,9 @@
 //! What libibverbs says of devices that /sys does not list: a library may bring devices of its own.
 //! Those of the kernel are read from /sys, which opens none of them.
 
-use super::fabric::Fabric;
 use super::gid::Gid;
 use super::sysfs::{Device, LinkLayer, Port, Tree};
+use crate::transport::Fabric;
 use linerate_verbs_sys::raw::{ibv_gid_type, ibv_node_type, ibv_port_attr, ibv_port_state};
 use linerate_verbs_sys::{Context, Devices, LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND, Result};
 

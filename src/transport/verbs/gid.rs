@@ -9,8 +9,8 @@
 //! only. Source: the InfiniBand specification's annexes A16 (RoCE) and A17 (RoCEv2); how an IPv4
 //! address is written: RFC 4291, section 2.5.5.2.
 
-use super::fabric::Fabric;
 use crate::error::{Error, Result};
+use crate::transport::Fabric;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -110,7 +110,7 @@ pub fn choose(gids: &[Gid], asked: Option<u32>) -> Result<ChosenGid> {
         )
     })?;
     let mut reason = match (best.kind, best.scope()) {
-        (Fabric::InfiniBand, _) => "an InfiniBand port's own",
+        (Fabric::InfiniBand | Fabric::Efa, _) => "an InfiniBand port's own",
         (Fabric::RoceV2, Scope::IpV4) => "RoCEv2 with an IPv4 address, which routers forward",
         (Fabric::RoceV2, Scope::IpV6) => "RoCEv2; the interface has no IPv4 address",
         (Fabric::RoceV2, Scope::OneLink) => {

@@ -9,7 +9,6 @@ mod asked;
 pub mod choose;
 mod device;
 mod events;
-mod fabric;
 pub mod gid;
 mod half;
 mod port;
@@ -22,7 +21,6 @@ mod sysfs_tests;
 mod tests;
 
 pub use device::VerbsDevice;
-pub use fabric::Fabric;
 pub use select::{check, probe};
 
 use super::Transport;

@@ -3,11 +3,11 @@
 use super::asked;
 use super::choose::{Choice, Wish, choose};
 use super::device::{VerbsDevice, refused, unavailable};
-use super::fabric::Fabric;
 use super::sysfs::Tree;
 use crate::config::VerbsSettings;
 use crate::error::Result;
 use crate::memory::Region;
+use crate::transport::Fabric;
 use crate::transport::rdma::{RAILS_MAX, Rail, Registered, SLOT_BYTES, Sizes};
 use crate::types::Rank;
 use linerate_verbs_sys::{Devices, Library};

@@ -10,8 +10,8 @@
 //! (LCRC) and 4.2 (encoding), and Neugebauer et al., "Understanding PCIe performance for end host
 //! networking", SIGCOMM 2018, section 3.
 
-use super::fabric::Fabric;
 use super::gid::Gid;
+use crate::transport::Fabric;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 

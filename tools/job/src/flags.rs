@@ -29,6 +29,18 @@ pub struct ConnectionArgs {
     /// LINERATE_INSECURE, else off
     #[arg(long)]
     pub insecure: bool,
+
+    /// rdma: refuse to start unless every rank has an RDMA device, EFA included, that all can use
+    /// between hosts. Default LINERATE_REQUIRE, else nothing
+    #[arg(long, value_enum, value_name = "rdma", hide_possible_values = true)]
+    pub require: Option<Requirement>,
+}
+
+/// What a job may not do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Requirement {
+    /// RDMA devices.
+    Rdma,
 }
 
 /// How frames are checked.
@@ -48,6 +60,7 @@ impl ConnectionArgs {
             config.tcp.has_crc = integrity == Integrity::Crc;
         }
         config.job.is_insecure |= self.insecure;
+        config.job.needs_rdma |= self.require.is_some();
     }
 
     /// The flags as variables, for a program that is started.
@@ -60,6 +73,7 @@ impl ConnectionArgs {
             ("LINERATE_TLS", self.tls.then_some("on")),
             ("LINERATE_INTEGRITY", integrity),
             ("LINERATE_INSECURE", self.insecure.then_some("1")),
+            ("LINERATE_REQUIRE", self.require.map(|_| "rdma")),
         ];
         all.into_iter()
             .filter_map(|(name, value)| Some((name, OsStr::new(value?))))
@@ -171,6 +185,7 @@ mod tests {
             tls: true,
             integrity: Some(Integrity::Off),
             insecure: false,
+            require: Some(Requirement::Rdma),
         };
         let mut config = Config::default();
         config.tcp.has_crc = true;
@@ -184,6 +199,7 @@ mod tests {
         };
         let told = Config::from_lookup(lookup).unwrap();
         assert!(told.tcp.has_tls && !told.tcp.has_crc && !told.job.is_insecure);
+        assert!(config.job.needs_rdma && told.job.needs_rdma);
         let none = ConnectionArgs::default();
         assert!(none.variables().is_empty());
         none.apply(&mut config);

@@ -110,7 +110,7 @@ impl Test {
 /// Arguments of `linerate perf`. Short ones mean what they mean in perftest.
 #[derive(Args, Clone, Debug)]
 #[command(mut_arg("transport", |arg| arg.help(
-    "auto, shm, tcp or verbs[:device[:port]]; auto is verbs where a flag of RDMA devices is given or LINERATE_IBVERBS_LIB is set, else shm where both sides are on one host and --tls is not said. Default LINERATE_TRANSPORT, else auto"
+    "auto, shm, tcp, verbs[:device[:port]] or ofi[:provider[,domain...]]; auto is verbs where a flag of RDMA devices is given or LINERATE_IBVERBS_LIB is set, else shm where both sides are on one host and --tls is not said. Default LINERATE_TRANSPORT, else auto"
 )))]
 #[command(mut_arg("bind", |arg| arg.requires("local").conflicts_with("host").help(
     "With --local only: cores gives each side its own share of the cores, none leaves them to the kernel"

@@ -85,8 +85,12 @@ impl DeviceArgs {
         };
         let kind = transport_kind(&config.transport);
         if !matches!(kind, "auto" | VERBS) {
+            let why = match kind.starts_with("ofi") {
+                true => "names its domains itself (ofi:PROVIDER,DOMAIN,..) and has no such setting",
+                false => "has none",
+            };
             return Err(format!(
-                "{first} is of RDMA devices, and {kind} has none: leave it away, or take --transport verbs"
+                "{first} is of RDMA devices, and {kind} {why}: leave it away, or take --transport verbs"
             ));
         }
         config.transport = self.transport(&config.transport)?;
@@ -177,9 +181,10 @@ impl DeviceArgs {
     }
 }
 
-/// A transport's name without devices.
+/// A transport's name without devices; that of libfabric has its provider.
 pub fn transport_kind(name: &str) -> &str {
-    name.split(':').next().unwrap_or(name)
+    let separator = if name.starts_with("ofi:") { ',' } else { ':' };
+    name.split(separator).next().unwrap_or(name)
 }
 
 /// The environment's settings as all flags change them. An error is one of usage.
@@ -220,6 +225,11 @@ mod tests {
         ] {
             assert_eq!(applied(line, "auto").unwrap().transport, name, "{line}");
         }
+        let of_ofi = applied("write_bw -x 3", "ofi:efa,rdmap0").unwrap_err();
+        assert!(
+            of_ofi.contains("ofi:efa names its domains itself"),
+            "{of_ofi}"
+        );
         let named = applied("write_bw -x 3", "verbs:mlx5_1").unwrap();
         assert_eq!(
             (named.transport.as_str(), named.verbs.gid_index),

@@ -35,6 +35,8 @@ use control::{Control, Line};
 use device::transport_kind;
 use document::Document;
 use line_rate::LineRate;
+use linerate::Config;
+use linerate::unstable::transport::{Far, check_required, own_offer};
 use linerate::unstable::verbs::sysfs::Tree;
 use linerate_job::ending::{self, FAILED};
 use linerate_job::{output, settings, spawn};
@@ -88,13 +90,33 @@ pub fn run(args: &PerfArgs) -> ExitCode {
 
 /// Finds what is wrong before one side waits for the other.
 fn check(args: &PerfArgs) -> Result<Plan, Failure> {
-    let plan = Plan::new(args).map_err(Failure::Usage)?;
+    let mut plan = Plan::new(args).map_err(Failure::Usage)?;
     Options::new(args, &plan.config).map_err(Failure::Usage)?;
     args.pair.job.check_json().map_err(Failure::Usage)?;
+    if plan.config.job.needs_rdma {
+        plan.config.transport = with_devices(&plan.config)?;
+    }
     match settings::unavailable_reason(&plan.config.transport) {
         Some(reason) => Err(reason.into()),
         None => Ok(plan),
     }
+}
+
+/// The transport where RDMA devices are asked for.
+fn with_devices(config: &Config) -> Result<String, String> {
+    let options = linerate::transport::Options {
+        tcp: config.tcp.clone(),
+        verbs: config.verbs.clone(),
+        ..Default::default()
+    };
+    check_required(&config.transport, (0, 2), &options, None).map_err(|e| e.to_string())?;
+    Ok(match config.transport.as_str() {
+        "auto" => {
+            let offer = own_offer(0, 2, &options).map_err(|lack| lack.why)?;
+            Far::from(offer).name().into()
+        }
+        name => name.into(),
+    })
 }
 
 /// Which side this is; `None`: the process that starts both.

@@ -68,12 +68,45 @@ fn a_bad_environment_is_bad_usage_too() {
 
 #[test]
 fn a_transport_that_is_not_built_fails_before_ranks_start() {
-    for name in ["verbs:nothing0", "ofi:efa"] {
+    for name in ["verbs:nothing0", "ofi:nosuch"] {
         let (code, _, stderr) = run(&format!("bench allreduce --transport {name}"));
         assert_eq!(code, Some(1), "{stderr}");
         assert!(stderr.contains("is unavailable"), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
+}
+
+#[test]
+fn what_is_required_and_not_there_is_refused_on_every_rank() {
+    for line in [
+        "bench allreduce --transport tcp",
+        "mesh --ranks 2 --transport shm",
+        "perf send_lat --local --transport tcp",
+    ] {
+        let (code, _, stderr) = run(&format!("{line} --require rdma"));
+        assert_eq!(code, Some(1), "{line}: {stderr}");
+        let wanted = "LINERATE_REQUIRE=rdma (--require rdma) was asked for, and";
+        assert!(stderr.contains(wanted), "{line}: {stderr}");
+    }
+    let (_, _, stderr) = run("bench allreduce --transport tcp --require rdma");
+    assert!(
+        ["rank 0: ", "rank 1: "]
+            .iter()
+            .all(|rank| stderr.contains(rank)),
+        "{stderr}"
+    );
+    let mut command = linerate("bench allreduce --transport ofi");
+    let (code, _, stderr) = parts(
+        command
+            .env("LINERATE_FABRIC_LIB", "/nonexistent")
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(
+        stderr.contains("/nonexistent") && stderr.contains("LINERATE_FABRIC_LIB"),
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn an_empty_transport_in_the_environment_is_none() {
 
 #[test]
 fn a_replay_on_what_is_not_built_fails_once() {
-    for name in ["verbs:nothing0", "ofi:efa", "sim"] {
+    for name in ["verbs:nothing0", "ofi:nosuch", "sim"] {
         let (code, _, stderr) = run(&format!("replay --transport {name}"));
         assert_eq!(code, Some(1), "{stderr}");
         assert!(stderr.contains("--transport shm"), "{stderr}");

@@ -11,11 +11,18 @@ pub enum Fabric {
     RoceV1,
     /// Packets of UDP over IP.
     RoceV2,
+    /// Amazon's, which libfabric reaches.
+    Efa,
 }
 
 impl Fabric {
     /// All fabrics, in the order of the numbers from 1 that ranks send each other.
-    pub const ALL: [Fabric; 3] = [Fabric::InfiniBand, Fabric::RoceV1, Fabric::RoceV2];
+    pub const ALL: [Fabric; 4] = [
+        Fabric::InfiniBand,
+        Fabric::RoceV1,
+        Fabric::RoceV2,
+        Fabric::Efa,
+    ];
 }
 
 impl fmt::Display for Fabric {
@@ -24,6 +31,7 @@ impl fmt::Display for Fabric {
             Fabric::InfiniBand => "InfiniBand",
             Fabric::RoceV1 => "RoCEv1",
             Fabric::RoceV2 => "RoCEv2",
+            Fabric::Efa => "EFA",
         })
     }
 }
