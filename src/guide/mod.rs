@@ -38,6 +38,10 @@ pub mod verbs {
     #![doc = include_str!("verbs.md")]
 }
 
+pub mod ofi {
+    #![doc = include_str!("ofi.md")]
+}
+
 pub mod partial {
     #![doc = include_str!("partial.md")]
     //!
