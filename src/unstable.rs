@@ -81,7 +81,7 @@ pub mod staleness {
 }
 
 pub mod ofi {
-    pub use crate::transport::ofi::{check, list};
+    pub use crate::transport::ofi::{Candidate, check, has_efa, list};
 }
 
 pub mod transport {

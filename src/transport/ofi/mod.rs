@@ -19,7 +19,7 @@ mod queue;
 mod select;
 
 pub use device::OfiDevice;
-pub use select::{check, check_device, list};
+pub use select::{Candidate, check, check_device, has_efa, list};
 
 use super::Transport;
 use super::rdma::{Parts, RdmaTransport, Sizes};
@@ -73,7 +73,7 @@ pub fn open(
 /// Whether this rank can use EFA in a job of this many ranks; none: the kernel has no such device.
 /// The devices are opened for that, and closed.
 pub fn probe_efa(rank: Rank, ranks: u32, settings: &VerbsSettings) -> Option<Result<()>> {
-    select::has_efa().then(|| {
+    has_efa().then(|| {
         let sizes = Sizes::of(settings.slots, ranks.saturating_sub(1));
         let local = (settings.local_rank.unwrap_or(rank), settings.local_ranks);
         let ip = IpAddr::from([127, 0, 0, 1]);

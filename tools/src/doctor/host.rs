@@ -44,13 +44,9 @@ pub fn examine(ranks: u32) -> Vec<Finding> {
     }
     let source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     findings.extend(system::read(source).map(|name| judge_clock_source(&name)));
-    for (name, package) in [
-        ("libibverbs.so.1", "libibverbs1 ibverbs-providers"),
-        ("libfabric.so.1", "libfabric1"),
-    ] {
-        let place = info::find_library(&[name]);
-        findings.push(judge_library(name, package, place, has_rdma));
-    }
+    let (name, package) = ("libibverbs.so.1", "libibverbs1 ibverbs-providers");
+    let place = info::find_library(&[name]);
+    findings.push(judge_library(name, package, place, has_rdma));
     findings
 }
 

@@ -7,6 +7,7 @@
 //!
 //! Read first: `finding.rs`, then `host.rs`.
 
+mod fabric;
 mod finding;
 mod host;
 mod network;
@@ -76,6 +77,7 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
     let mut findings = vec![settings()];
     findings.extend(host::examine(args.ranks));
     findings.extend(rdma::examine());
+    findings.extend(fabric::examine());
     findings.extend(network::examine());
     findings.extend(peers::examine(&args.peers, args.port, args.timeout));
     // The worst come last, where the reader looks when the command has ended.

@@ -21,7 +21,10 @@ pub fn examine() -> Vec<Finding> {
     }
     let mut findings: Vec<Finding> = devices.iter().flat_map(judge_device).collect();
     findings.push(judge_files(&files()));
-    findings.push(judge_choice(&rdma::own_choice(&tree, &devices)));
+    findings.push(judge_choice(
+        &rdma::own_choice(&tree, &devices),
+        linerate::unstable::ofi::has_efa(),
+    ));
     findings
 }
 
@@ -102,7 +105,7 @@ fn judge_files(files: &[(PathBuf, bool)]) -> Finding {
     }
 }
 
-fn judge_choice(choice: &Result<Choice, Error>) -> Finding {
+fn judge_choice(choice: &Result<Choice, Error>, has_efa: bool) -> Finding {
     match choice {
         Ok(choice) => {
             let text = choice.to_string();
@@ -112,6 +115,8 @@ fn judge_choice(choice: &Result<Choice, Error>) -> Finding {
                 .collect();
             Finding::good(CHECK, format!("verbs {}", used.join("; ")))
         }
+        // EFA is for libfabric.
+        Err(error) if has_efa => Finding::note(CHECK, error.to_string(), "linerate info"),
         Err(error) => Finding::warning(
             CHECK,
             error.to_string(),
@@ -182,20 +187,20 @@ mod tests {
 
     #[test]
     fn what_would_be_used_is_said_or_why_nothing() {
-        let error = judge_choice(&linerate::unstable::verbs::choose::choose(
-            &[],
-            &Default::default(),
-        ));
+        let error = judge_choice(
+            &linerate::unstable::verbs::choose::choose(&[], &Default::default()),
+            false,
+        );
         assert_eq!(error.level, Level::Warning);
         assert!(error.text.contains("no RDMA device"), "{error:?}");
         let devices = [Device {
             place: None,
             ..device("ACTIVE", 16)
         }];
-        let none = judge_choice(&linerate::unstable::verbs::choose::choose(
-            &devices,
-            &Default::default(),
-        ));
+        let none = judge_choice(
+            &linerate::unstable::verbs::choose::choose(&devices, &Default::default()),
+            false,
+        );
         assert!(none.text.contains("the port has no GID"), "{none:?}");
     }
 }
