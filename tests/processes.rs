@@ -10,6 +10,8 @@ mod cases_of_types;
 mod fetching;
 #[path = "processes/network.rs"]
 mod network;
+#[path = "processes/ofi.rs"]
+mod ofi;
 #[path = "collectives/oracle.rs"]
 mod oracle;
 #[path = "../src/prng.rs"]

@@ -9,14 +9,15 @@ pub const TCP: (&str, &str) = ("LINERATE_TRANSPORT", "tcp");
 
 /// Cases that can run on the transport of this process.
 pub fn runnable(ranks: u32) -> Vec<Case> {
-    let is_tcp = std::env::var(TCP.0).is_ok_and(|name| name == TCP.1);
+    let has_messages = |name: String| name == TCP.1 || name.starts_with("ofi");
+    let is_far = std::env::var(TCP.0).is_ok_and(has_messages);
     let needs_host = |case: &Case| {
         let named = |name| linerate::collective::find(case.collective, name).unwrap();
         case.algorithm.is_some_and(|name| named(name).needs.mapped)
     };
     cases(ranks)
         .into_iter()
-        .filter(|case| case.can_run_on_one_host() && !(is_tcp && needs_host(case)))
+        .filter(|case| case.can_run_on_one_host() && !(is_far && needs_host(case)))
         .collect()
 }
 
