@@ -238,8 +238,7 @@ impl Device for OfiDevice {
     }
 
     fn arm(&mut self) -> bool {
-        let queue = self.lanes.queue();
-        queue.descriptor().is_some() && queue.may_sleep().unwrap_or(false)
+        self.lanes.arm()
     }
 
     fn explain(&self, ended: &Ended) -> Failure {

@@ -19,14 +19,14 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Providers that are looked for, the best first: devices, and then the software ones, of which the
-/// last two reach other hosts.
-const ORDER: [&str; 8] = [
+/// Providers that are looked for, the best first: devices, and then the software ones.
+const ORDER: [&str; 9] = [
     "efa",
     "cxi",
     "opx",
     "psm3",
     "verbs;ofi_rxm",
+    "tcp",
     "tcp;ofi_rxm",
     "udp;ofi_rxd",
     "shm",

@@ -45,6 +45,7 @@ impl LineRate {
         if ports.is_empty() {
             return LineRate::unknown(match transport {
                 "shm" => "memory has no line rate; tools/speed measures what it allows",
+                "ofi" => "what libfabric's domains can do is not looked at",
                 _ => "the way of connections over this host's interfaces is not looked at",
             });
         }
