@@ -264,10 +264,15 @@ fn of_provider(
     // A write is complete when its bytes are there, if the provider can tell.
     let asked = |op_flags| Info::query(library, &hints(provider, source, op_flags));
     let found = asked(FI_DELIVERY_COMPLETE).or_else(|_| asked(0));
-    let found = found.map_err(|error| match error.code() {
+    let mut found = found.map_err(|error| match error.code() {
         Some(libc::ENODATA) => "libfabric finds none here".to_owned(),
         _ => error.to_string(),
     })?;
+    if provider == "efa" {
+        // Its fabric without copies cannot tell.
+        found.extend(asked(0).unwrap_or_default());
+        prefer_direct(&mut found);
+    }
     let mut usable: Vec<Info> = Vec::new();
     let mut reason = "libfabric finds none here".to_owned();
     for info in found {
@@ -286,9 +291,6 @@ fn of_provider(
         if !usable.iter().any(|known| known.domain_name() == name) {
             usable.push(info);
         }
-    }
-    if provider == "efa" {
-        prefer_direct(&mut usable);
     }
     match usable.is_empty() {
         true => Err(reason),
