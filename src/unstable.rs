@@ -73,7 +73,19 @@ pub mod sparse {
 }
 
 pub mod rdma {
+    use crate::config::Config;
+    use crate::error::Result;
     pub use crate::transport::rdma::{Defect, DeviceWorld};
+    use crate::transport::sim::SimOptions;
+
+    /// A simulated job whose ranks write to each other by these devices.
+    pub fn simulation(
+        devices: &DeviceWorld,
+        options: SimOptions,
+        config: Config,
+    ) -> Result<crate::Simulation> {
+        crate::Simulation::over(Some(devices.clone()), options, config)
+    }
 }
 
 pub mod staleness {

@@ -15,6 +15,7 @@ mod prng;
 mod values;
 
 use linerate::sim::{Hosts, Link, SimOptions};
+use linerate::unstable::rdma::{DeviceWorld, simulation};
 use linerate::{Buffer, Collective, Config, Operation, Simulation};
 use oracle::{Case, cases};
 use std::collections::HashMap;
@@ -26,7 +27,14 @@ const AT_ONCE: usize = 6;
 /// Runs the cases on a simulated job, several at a time; returns each rank's bits per case.
 fn run(cases: &[Case], options: SimOptions) -> Vec<Vec<Vec<u32>>> {
     let seed = options.seed;
-    let mut simulation = Simulation::new(options, Config::default()).unwrap();
+    run_in(
+        cases,
+        seed,
+        Simulation::new(options, Config::default()).unwrap(),
+    )
+}
+
+fn run_in(cases: &[Case], seed: u64, mut simulation: Simulation) -> Vec<Vec<Vec<u32>>> {
     let mut bits = Vec::new();
     for group in cases.chunks(AT_ONCE) {
         let comms = simulation.communicators().to_vec();
@@ -109,6 +117,26 @@ fn every_algorithm_is_right_on_one_host() {
                 ..SimOptions::new(ranks, 2)
             },
         );
+    }
+}
+
+/// Posts of devices, the parts of a write and completions, come in any order where devices have
+/// none, and queues fail now and then.
+#[test]
+fn every_algorithm_is_right_on_rdma_devices() {
+    let given = std::env::var("LINERATE_TEST_SEEDS").ok();
+    let seeds = given.map_or(40, |text| text.parse::<u64>().unwrap() / 25);
+    let faults = [0.0, 0.001, 0.01];
+    for seed in 0..seeds {
+        let ranks = 2 + seed as u32 % 4;
+        let faults = faults[(seed / 4) as usize % faults.len()];
+        let options = SimOptions::new(ranks, seed);
+        let devices = match seed.is_multiple_of(3) {
+            true => DeviceWorld::new(ranks, seed, faults),
+            false => DeviceWorld::unordered(ranks, seed, faults),
+        };
+        let simulation = simulation(&devices, options, Config::default()).unwrap();
+        run_in(&runnable(ranks, false), seed, simulation);
     }
 }
 

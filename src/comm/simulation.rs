@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::engine::{Contact, Engine, Host};
 use crate::error::{Error, Result};
 use crate::time::Time;
+use crate::transport::rdma::DeviceWorld;
 use crate::transport::sim::{SimOptions, World};
 use crate::types::Rank;
 use crate::wait::Clock;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 /// [`Simulation::run_sparse`] steps a sparse allreduce of all ranks.
 pub struct Simulation {
     world: World,
+    /// What ranks write to each other by, if not by the world itself.
+    devices: Option<DeviceWorld>,
     communicators: Vec<Communicator>,
     ready: Vec<Rank>,
     /// The ranks driven since the last [`Simulation::advance`]; a rank may be in it several times.
@@ -36,12 +39,22 @@ impl Simulation {
     /// A job of `options.ranks` ranks, connected. With `options.size_only`, buffers have lengths
     /// and no bytes.
     pub fn new(options: SimOptions, config: Config) -> Result<Simulation> {
+        Simulation::over(None, options, config)
+    }
+
+    /// As [`Simulation::new`], over simulated RDMA devices, whose queues are joined by the
+    /// simulated fabric.
+    pub(crate) fn over(
+        devices: Option<DeviceWorld>,
+        options: SimOptions,
+        config: Config,
+    ) -> Result<Simulation> {
         config.check()?;
         options.check()?;
         let world = World::new(options);
         let options = world.options();
         let mut engines: Vec<Engine> = (0..options.ranks)
-            .map(|rank| engine_of(&world, rank, &config))
+            .map(|rank| engine_of((&world, devices.as_ref()), rank, &config))
             .collect::<Result<_>>()?;
         let contacts: Arc<[Contact]> = engines.iter().map(Engine::contact).collect();
         for engine in &mut engines {
@@ -55,7 +68,8 @@ impl Simulation {
                     still.push(rank);
                 }
             }
-            if still.len() == waiting.len() && !world.advance() {
+            let has_moved = still.len() < waiting.len();
+            if !has_moved && !advance((&world, devices.as_ref())) {
                 return Err(Error::Bootstrap(format!(
                     "simulated ranks {still:?} cannot connect"
                 )));
@@ -67,6 +81,7 @@ impl Simulation {
         let communicators = communicators.collect::<Result<_>>()?;
         Ok(Simulation {
             world,
+            devices,
             communicators,
             ready: Vec::new(),
             moved: Vec::new(),
@@ -102,9 +117,7 @@ impl Simulation {
             )));
         };
         let driving = leaving.driving()?.clone();
-        while !driving.engine().leave(self.world.now()) && self.world.advance() {
-            self.drive_ready()?;
-        }
+        while !driving.engine().leave(self.world.now()) && self.go_on()? {}
         Ok(())
     }
 
@@ -116,12 +129,35 @@ impl Simulation {
             if is_done(&self.communicators) {
                 return Ok(());
             }
-            if self.world.advance() {
-                self.drive_ready()?;
-            } else if !self.time_out()? {
+            if !self.go_on()? && !self.time_out()? {
                 return Err(stands_still());
             }
         }
+    }
+
+    /// Lets the next thing happen, and drives the ranks that it concerns; false: there is none.
+    fn go_on(&mut self) -> Result<bool> {
+        let has_devices = self.devices.is_some();
+        let has_moved = advance((&self.world, self.devices.as_ref()));
+        match (has_devices, has_moved) {
+            (false, _) => self.drive_ready()?,
+            (true, true) => self.settle()?,
+            (true, false) => {
+                // Greetings are looked for slowly while queues are up.
+                self.drive_slow()?;
+                self.settle()?;
+                return Ok(advance((&self.world, self.devices.as_ref())));
+            }
+        }
+        Ok(has_moved)
+    }
+
+    fn drive_slow(&self) -> Result<()> {
+        for communicator in self.living() {
+            let mut engine = communicator.driving()?.engine();
+            engine.drive_slow(self.world.now());
+        }
+        Ok(())
     }
 
     /// Runs one step of a sparse allreduce on all ranks, from its start to its end. `sparse` and
@@ -191,9 +227,7 @@ impl Simulation {
     /// rank calls [`World::wake_at`] for that rank. An error says that nothing can move any more.
     pub fn advance(&mut self) -> Result<&[Rank]> {
         self.moved.clear();
-        if self.world.advance() {
-            self.drive_ready()?;
-        } else if !self.time_out()? {
+        if !self.go_on()? && !self.time_out()? {
             return Err(stands_still());
         }
         Ok(&self.moved)
@@ -250,13 +284,8 @@ impl Simulation {
         for _ in 0..2 {
             self.world
                 .wake_at(0, self.world.now().after(timeout + timeout));
-            while self.world.advance() {
-                self.drive_ready()?;
-            }
-            for communicator in self.living() {
-                let mut engine = communicator.driving()?.engine();
-                engine.drive_slow(self.world.now());
-            }
+            while self.go_on()? {}
+            self.drive_slow()?;
             self.settle()?;
         }
         let mut after = all.iter().map(has_failed).zip(before);
@@ -264,14 +293,27 @@ impl Simulation {
     }
 }
 
-fn engine_of(world: &World, rank: Rank, config: &Config) -> Result<Engine> {
+/// Lets the next thing happen on a device, or where there is none in the network.
+fn advance((world, devices): (&World, Option<&DeviceWorld>)) -> bool {
+    devices.is_some_and(DeviceWorld::advance) || world.advance()
+}
+
+fn engine_of(
+    (world, devices): (&World, Option<&DeviceWorld>),
+    rank: Rank,
+    config: &Config,
+) -> Result<Engine> {
     let options = world.options();
     let host = Host {
         threads_max: 1,
         cache_bytes: usize::MAX,
         is_size_only: options.size_only,
     };
-    let transport = Box::new(world.transport(rank));
+    let network = Box::new(world.transport(rank));
+    let transport = match devices {
+        Some(devices) => devices.transport((rank, options.ranks), network, &config.verbs)?,
+        None => network,
+    };
     Engine::new(transport, rank, options.ranks, config.clone(), host)
 }
 
