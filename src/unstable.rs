@@ -73,6 +73,7 @@ pub mod sparse {
 }
 
 pub mod rdma {
+    use crate::comm::Simulation;
     use crate::config::Config;
     use crate::error::Result;
     pub use crate::transport::rdma::{Defect, DeviceWorld};
@@ -83,8 +84,8 @@ pub mod rdma {
         devices: &DeviceWorld,
         options: SimOptions,
         config: Config,
-    ) -> Result<crate::Simulation> {
-        crate::Simulation::over(Some(devices.clone()), options, config)
+    ) -> Result<Simulation> {
+        Simulation::over(Some(devices.clone()), options, config)
     }
 }
 

@@ -4,6 +4,8 @@
 mod cases_of_types;
 #[path = "simulated/choice.rs"]
 mod choice;
+#[path = "simulated/devices.rs"]
+mod devices;
 #[path = "simulated/fabrics.rs"]
 mod fabrics;
 #[path = "collectives/oracle.rs"]
@@ -15,7 +17,6 @@ mod prng;
 mod values;
 
 use linerate::sim::{Hosts, Link, SimOptions};
-use linerate::unstable::rdma::{DeviceWorld, simulation};
 use linerate::{Buffer, Collective, Config, Operation, Simulation};
 use oracle::{Case, cases};
 use std::collections::HashMap;
@@ -126,16 +127,9 @@ fn every_algorithm_is_right_on_one_host() {
 fn every_algorithm_is_right_on_rdma_devices() {
     let given = std::env::var("LINERATE_TEST_SEEDS").ok();
     let seeds = given.map_or(40, |text| text.parse::<u64>().unwrap() / 25);
-    let faults = [0.0, 0.001, 0.01];
     for seed in 0..seeds {
         let ranks = 2 + seed as u32 % 4;
-        let faults = faults[(seed / 4) as usize % faults.len()];
-        let options = SimOptions::new(ranks, seed);
-        let devices = match seed.is_multiple_of(3) {
-            true => DeviceWorld::new(ranks, seed, faults),
-            false => DeviceWorld::unordered(ranks, seed, faults),
-        };
-        let simulation = simulation(&devices, options, Config::default()).unwrap();
+        let simulation = devices::simulation(ranks, seed);
         run_in(&runnable(ranks, false), seed, simulation);
     }
 }

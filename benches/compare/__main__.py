@@ -16,6 +16,7 @@ import capi
 import choice
 import instructions
 import network
+import ofi
 import peers
 import picture
 import rdma
@@ -29,8 +30,8 @@ ROUNDS = 5
 ROUNDS_QUICK = 2
 # Programs that a machine may lack.
 OPTIONAL = ("mpirun", "allreduce_mpi", "mpiexec_mpich", "allreduce_mpich", "roofline", "cacheline", "torch_python")
-OPTIONAL += ("allreduce_gloo", "iperf3", "iperf3_loopback", "two_hosts", "capi_speed", "rust_speed", "torch_speed")
-ALWAYS = rows.ROWS + network.ROWS + capi.ROWS + backend.ROWS
+OPTIONAL += ("allreduce_gloo", "iperf3", "iperf3_loopback", "fi_pingpong", "pingpong_local", "two_hosts", "capi_speed", "rust_speed", "torch_speed")
+ALWAYS = rows.ROWS + network.ROWS + capi.ROWS + backend.ROWS + ofi.ROWS
 # Above this share of the cores in use by others the figures say little.
 LOAD_MAX = 0.3
 

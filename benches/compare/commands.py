@@ -158,8 +158,9 @@ def replay(model, ranks):
 
 
 def mpi(ranks, size, transport=("-mca", "btl", "self,vader")):
-    """Open MPI's side, with its own messages (ob1) and the transport asked for."""
-    argv = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-mca", "pml", "ob1")
+    """Open MPI's side, with its own messages (ob1) unless others are asked for, and the transport asked for."""
+    argv = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+    argv += () if "pml" in transport else ("-mca", "pml", "ob1")
     return Command(argv + tuple(transport) + ("-np", str(ranks), "allreduce_mpi", str(size)), read_last_number)
 
 

@@ -56,6 +56,11 @@ def build(folder):
         tools.update(iperf3=program, iperf3_loopback=str(SOURCES / "iperf3.py"))
     else:
         missing.append("iperf3: not there (Debian: apt-get install iperf3)")
+    program = first_found("fi_pingpong")
+    if program:
+        tools.update(fi_pingpong=program, pingpong_local=str(SOURCES / "fi_pingpong.py"))
+    else:
+        missing.append("fi_pingpong: not there (Debian: apt-get install libfabric-bin)")
     lack = what_hosts_lack()
     if lack:
         missing.append(f"two hosts: {lack}")

@@ -6,7 +6,7 @@ use super::{check_rule, check_tree, paths};
 use std::path::Path;
 
 /// Tests of internals, and the tests' folders of the same names. All others use what users hold.
-const OF_INTERNALS: [&str; 8] = [
+const OF_INTERNALS: [&str; 9] = [
     // Free ports, as `linerate launch` finds them.
     "tests/children",
     // Waits on a futex as an engine does.
@@ -15,6 +15,8 @@ const OF_INTERNALS: [&str; 8] = [
     // Peers that speak the protocol wrongly.
     "tests/hosts",
     "tests/strangers",
+    // RDMA devices in one thread.
+    "tests/simulated/devices",
     // What a launcher's environment means, without a launcher.
     "tests/rendezvous",
     "tests/tls",

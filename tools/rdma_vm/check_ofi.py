@@ -27,7 +27,8 @@ class Libfabric(unittest.TestCase):
             for library in libraries()
             for command in (
                 "perf write_bw --local --transport 'ofi:verbs;ofi_rxm' -s 64K -n 100",
-                "bench allreduce --ranks 3 --transport 'ofi:verbs;ofi_rxm' -b 8 -e 64K -f 64 -c 1 -n 5",
+                # Three ranks of 1.17, which is this system's, reject each other's connections.
+                f"bench allreduce --ranks {3 if library else 2} --transport 'ofi:verbs;ofi_rxm' -b 8 -e 64K -f 64 -c 1 -n 5",
             )
         ]
         done = run("run", "--timeout", "300", "--", "bash", "-c", " && ".join(steps))

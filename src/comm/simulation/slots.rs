@@ -19,6 +19,7 @@ impl Simulation {
         let mut simulation = Simulation {
             communicators: alone.collect::<Result<_>>()?,
             world,
+            devices: None,
             ready: Vec::new(),
             moved: Vec::new(),
         };
@@ -60,7 +61,7 @@ impl Simulation {
 }
 
 fn alone(world: &World, rank: Rank, config: &Config) -> Result<Communicator> {
-    let mut engine = engine_of(world, rank, config)?;
+    let mut engine = engine_of((world, None), rank, config)?;
     engine.start_alone();
     communicator_of(world, engine)
 }

@@ -238,7 +238,8 @@ impl Device for OfiDevice {
     }
 
     fn arm(&mut self) -> bool {
-        self.lanes.arm()
+        let queue = self.lanes.queue();
+        queue.descriptor().is_some() && queue.may_sleep().unwrap_or(false)
     }
 
     fn explain(&self, ended: &Ended) -> Failure {

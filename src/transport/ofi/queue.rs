@@ -1,13 +1,12 @@
 //! [`Lanes`]: what the queues, the memory and the device of one domain share, with the posts that
 //! wait for room; and these as the protocol sees them.
 
-use crate::transport::rdma::{self, Completion as _, Local, Operation};
+use crate::transport::rdma::{self, Local, Operation};
 use linerate_fabric_sys as fabric;
-use linerate_fabric_sys::raw::fi_progress;
 use linerate_fabric_sys::{
     Completion, CompletionQueue, Endpoint, Mr, Peer, Place, PollError, Posted, Read, Write,
 };
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The number of every receive.
@@ -23,8 +22,6 @@ const NO_QUEUE: u32 = u32::MAX;
 pub struct Lanes {
     endpoint: Arc<Endpoint>,
     queue: Arc<CompletionQueue>,
-    /// The provider connects peers when it is polled, and wakes nobody for that.
-    connects_when_polled: bool,
     state: Mutex<State>,
 }
 
@@ -36,8 +33,6 @@ struct State {
     /// The peers of queues, once they are joined.
     peers: BTreeMap<u32, Option<Arc<Peer>>>,
     next_queue: u32,
-    /// Queues by which nothing has got through yet: their peers may be connecting.
-    untried: BTreeSet<u32>,
     /// Posts that found no room, by queue: one peer may take none for long.
     waiting: BTreeMap<u32, VecDeque<Request>>,
     /// What has ended without having been posted.
@@ -57,11 +52,9 @@ impl Lanes {
             receives,
             ..State::default()
         };
-        let progress = endpoint.domain().info().control_progress();
         let lanes = Lanes {
             endpoint,
             queue,
-            connects_when_polled: progress != fi_progress::FI_PROGRESS_AUTO,
             state: Mutex::new(state),
         };
         lanes.post_receives(&mut lanes.lock())?;
@@ -108,17 +101,7 @@ impl Lanes {
 
     /// A queue leads to this peer.
     pub fn join(&self, queue: u32, peer: Arc<Peer>) {
-        let mut state = self.lock();
-        state.peers.insert(queue, Some(peer));
-        if self.connects_when_polled {
-            state.untried.insert(queue);
-        }
-    }
-
-    /// Whether the completion queue's descriptor tells all that happens now.
-    pub fn arm(&self) -> bool {
-        let has_descriptor = self.queue.descriptor().is_some();
-        has_descriptor && self.lock().untried.is_empty() && self.queue.may_sleep().unwrap_or(false)
+        self.lock().peers.insert(queue, Some(peer));
     }
 
     /// Takes what has ended, and lets posts and receives go on that found no room.
@@ -138,11 +121,7 @@ impl Lanes {
                 Ok(count) => {
                     for one in &batch[..count] {
                         state.receives += usize::from(one.id() == Some(RECEIVE_ID));
-                        let ended = Ended::of(one);
-                        if !state.untried.is_empty() {
-                            state.untried.remove(&ended.queue());
-                        }
-                        room[found] = ended;
+                        room[found] = Ended::of(one);
                         found += 1;
                     }
                     if count < asked {
@@ -329,7 +308,6 @@ impl Drop for OfiQueue {
     fn drop(&mut self) {
         let mut state = self.lanes.lock();
         state.waiting.remove(&self.number);
-        state.untried.remove(&self.number);
         let peer = state.peers.remove(&self.number);
         drop(state);
         drop(peer);
