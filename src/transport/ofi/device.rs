@@ -88,6 +88,11 @@ impl OfiDevice {
         })
     }
 
+    /// Whether processors move its bytes.
+    pub fn is_software(&self) -> bool {
+        select::is_software(&self.domain.info().provider_name())
+    }
+
     /// Whether the peer's processor does what is written.
     pub fn is_write_emulated(&self) -> bool {
         self.is_write_emulated
@@ -149,7 +154,7 @@ impl Device for OfiDevice {
 
     /// What a device reads is locked, and the kernel may leave it out of a forked child.
     fn is_copied_at_fork(&self) -> bool {
-        select::is_software(&self.domain.info().provider_name())
+        self.is_software()
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

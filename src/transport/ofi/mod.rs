@@ -50,6 +50,16 @@ pub fn open(
     for found in &select::choose(names, ranks, local, ip)? {
         devices.push(OfiDevice::open(found, sizes, settings.chunk_bytes)?);
     }
+    if let (true, 0, Some(device)) = (names.is_empty(), rank, devices.first())
+        && device.is_software()
+    {
+        super::say(
+            rank,
+            &format!(
+                "ofi: no NIC is there for libfabric; {device:?} is software, and tcp and shm are faster"
+            ),
+        );
+    }
     if devices.iter().any(OfiDevice::is_write_emulated) {
         super::say(
             rank,

@@ -79,7 +79,10 @@ pub fn choose(
     let mut parts = names.split(',').map(str::trim);
     let provider = parts.next().unwrap_or_default();
     let domains: Vec<&str> = parts.collect();
-    if domains.iter().any(|domain| domain.is_empty()) || domains.len() > RAILS_MAX {
+    let is_wrong = provider.is_empty() && !domains.is_empty()
+        || domains.iter().any(|domain| domain.is_empty())
+        || domains.len() > RAILS_MAX;
+    if is_wrong {
         return Err(unavailable(format!(
             "'{names}' names no domains: ofi:PROVIDER,DOMAIN,.. with up to {RAILS_MAX} of them"
         )));
@@ -89,7 +92,7 @@ pub fn choose(
     if provider.is_empty() {
         let mut reasons = Vec::new();
         for provider in ORDER {
-            match of_provider(&library, provider, ip) {
+            match of_provider(&library, provider, Some(ip)) {
                 Ok(infos) => {
                     let own = share(infos, local);
                     return Ok(own.into_iter().map(with_version).collect());
@@ -103,6 +106,8 @@ pub fn choose(
             reasons.join("; ")
         )));
     }
+    // Who names domains may mean another network.
+    let ip = domains.is_empty().then_some(ip);
     let infos = of_provider(&library, provider, ip).map_err(|why| {
         unavailable(format!(
             "'{provider}': {why}; here are: {}",
@@ -141,7 +146,7 @@ pub fn list() -> Result<(String, Vec<Candidate>)> {
         let of_it = infos.iter().filter(|info| info.provider_name() == provider);
         let domains = each_once(of_it.map(Info::domain_name));
         candidates.push(Candidate {
-            why_not: of_provider(&library, &provider, LOOPBACK).err(),
+            why_not: of_provider(&library, &provider, None).err(),
             is_software: is_software(&provider),
             domains,
             provider,
@@ -243,7 +248,7 @@ fn hints<'a>(provider: &'a str, source: Option<&'a str>, op_flags: u64) -> Hints
 fn of_provider(
     library: &Arc<Library>,
     provider: &str,
-    ip: IpAddr,
+    ip: Option<IpAddr>,
 ) -> std::result::Result<Vec<Info>, String> {
     if provider == "efa" && library.version() < Version::EFA {
         return Err(format!(
@@ -256,7 +261,7 @@ fn of_provider(
     // Where these listen is known by the address of the host.
     let is_internet = provider.starts_with("tcp") || provider.starts_with("udp");
     let source = match (is_internet, is_of_one_host(provider)) {
-        (true, _) => Some(ip.to_string()),
+        (true, _) => ip.map(|ip| ip.to_string()),
         (_, true) => names::new_name(),
         _ => None,
     };
