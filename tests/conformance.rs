@@ -9,6 +9,8 @@
 mod access;
 #[path = "conformance/actor.rs"]
 mod actor;
+#[path = "efa/build.rs"]
+mod build;
 #[path = "conformance/cases.rs"]
 mod cases;
 #[path = "conformance/cases_more.rs"]

@@ -14,8 +14,8 @@ use linerate_children::Child;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::Command;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 /// Providers that connect processes. Add one here and to [`open`], and every case runs on it. Those
@@ -36,7 +36,11 @@ const PROVIDERS: &[&str] = &[
     "ofi:shm",
     "ofi:tcp;ofi_rxm",
     "ofi:udp;ofi_rxd",
+    EFA,
 ];
+
+/// The one whose libfabric is built here (`efa/fabric.c`).
+const EFA: &str = "ofi:efa";
 
 /// What providers cannot keep to, and why.
 const UNKEPT: [(&str, &str, &str); 2] = [
@@ -79,6 +83,7 @@ pub fn providers() -> Vec<&'static str> {
         "{ONLY_VARIABLE} is '{only}': one of {PROVIDERS:?}"
     );
     let is_meant = |provider: &&str| match only.as_str() {
+        "" if *provider == EFA => has_efa(),
         "" if provider.contains("verbs") => is_here("verbs"),
         "" if provider.starts_with("ofi") => is_here(provider),
         "" => true,
@@ -98,6 +103,18 @@ fn is_here(provider: &str) -> bool {
         }
         opened.is_ok()
     })
+}
+
+/// Whether its libfabric can be built; says once why not.
+fn has_efa() -> bool {
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| {
+        let library = super::build::library();
+        if let Err(reason) = library {
+            println!("skipped: {EFA}: {reason}");
+        }
+        library.is_ok()
+    });
+    *ANSWER
 }
 
 fn deadline() -> Duration {
@@ -185,7 +202,7 @@ fn open(provider: &str, rank: u32, ranks: u32, nonce: u64) -> Result<Opened, Str
     }
     match provider {
         "shm" | "shm fetching" | "tcp" | "tcp encrypted" | "tcp large" | "verbs"
-        | "verbs large" | "ofi:shm" | "ofi:tcp;ofi_rxm" | "ofi:udp;ofi_rxd" => {
+        | "verbs large" | "ofi:shm" | "ofi:tcp;ofi_rxm" | "ofi:udp;ofi_rxd" | EFA => {
             let ranks = match provider.ends_with("large") {
                 true => ranks + OTHERS,
                 false => ranks,
@@ -352,6 +369,9 @@ enum Answer {
 fn role_command(role: &str) -> Command {
     let mut command = linerate_children::role("conformance");
     command.arg("--test-threads=1").env(ROLE_VARIABLE, role);
+    if let (true, Ok(library)) = (role.starts_with(EFA), super::build::library()) {
+        command.env("LINERATE_FABRIC_LIB", library);
+    }
     command
 }
 
