@@ -118,14 +118,13 @@ impl Lanes {
             let mut batch = [Completion::default(); BATCH];
             let asked = BATCH.min(room.len() - found);
             match self.queue.poll(&mut batch[..asked]) {
+                Ok(0) => break,
+                // Fewer than asked for may be all before a failure, which has others behind it.
                 Ok(count) => {
                     for one in &batch[..count] {
                         state.receives += usize::from(one.id() == Some(RECEIVE_ID));
                         room[found] = Ended::of(one);
                         found += 1;
-                    }
-                    if count < asked {
-                        break;
                     }
                 }
                 Err(PollError::Operation(failure)) => match failure.id {
