@@ -17,7 +17,7 @@ pub const GREETING_BYTES_MAX: usize = 52 + RAILS_MAX * RAIL_BYTES;
 const RAIL_BYTES: usize = 12 + OFFER_BYTES;
 const _: () = assert!(20 + CONTROL_BYTES <= GREETING_BYTES_MAX);
 /// Changes with the meaning of anything that two ranks exchange.
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 
 /// One half of a queue, and how the peer reaches the ring over its rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,15 +52,24 @@ pub struct Proposal {
     pub rails: Vec<Option<RailOffer>>,
 }
 
+/// What a side that leaves says of the positions of both rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Goodbye {
+    /// It has had this many, even if the other side's device has confirmed fewer.
+    pub received: u64,
+    /// Its device has confirmed this many, even if the other side has not been told of all; 0: it
+    /// does not wait for what it has sent.
+    pub sent: u64,
+}
+
 /// A message between two ranks about their queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Greeting {
     Propose(Proposal),
     /// The queues of this generation can receive.
     Ready(u32),
-    /// This side leaves, and has had this many positions, even if the other side's device has
-    /// confirmed fewer.
-    Leaving(u64),
+    /// This side leaves.
+    Leaving(Goodbye),
     /// A message with this tag and header, of at most [`CONTROL_BYTES`].
     Message(u64, u64, Vec<u8>),
 }
@@ -89,9 +98,10 @@ impl Greeting {
                 out.extend([VERSION, 2, 0, 0]);
                 out.extend(generation.to_le_bytes());
             }
-            Greeting::Leaving(received) => {
+            Greeting::Leaving(goodbye) => {
                 out.extend([VERSION, 3, 0, 0]);
-                out.extend(received.to_le_bytes());
+                out.extend(goodbye.received.to_le_bytes());
+                out.extend(goodbye.sent.to_le_bytes());
             }
             Greeting::Message(tag, header, bytes) => {
                 out.extend([VERSION, 4, 0, 0]);
@@ -133,7 +143,10 @@ impl Greeting {
                     .collect::<Result<_, _>>()?,
             })),
             2 => Ok(Greeting::Ready(rest.number()?)),
-            3 => Ok(Greeting::Leaving(rest.long()?)),
+            3 => Ok(Greeting::Leaving(Goodbye {
+                received: rest.long()?,
+                sent: rest.long()?,
+            })),
             4 => {
                 let (tag, header) = (rest.long()?, rest.long()?);
                 Ok(Greeting::Message(tag, header, rest.0.to_vec()))
@@ -213,7 +226,10 @@ mod tests {
             Greeting::Propose(proposal()),
             Greeting::Propose(longest),
             Greeting::Ready(5),
-            Greeting::Leaving(u64::MAX),
+            Greeting::Leaving(Goodbye {
+                received: u64::MAX,
+                sent: 7,
+            }),
             Greeting::Message(2 << 62, 0, Vec::new()),
             Greeting::Message(u64::MAX, 7, vec![9; CONTROL_BYTES]),
         ] {

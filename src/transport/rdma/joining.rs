@@ -81,6 +81,7 @@ impl<D: Device> RdmaTransport<D> {
             return;
         };
         // What had come is looked at first.
+        self.wait_for_sent(peer);
         self.end_links(peer);
         let known = &self.peers[peer as usize];
         let generation = known.pair().generation();
@@ -96,6 +97,19 @@ impl<D: Device> RdmaTransport<D> {
             }
             left => self.end(peer, left),
         }
+    }
+
+    /// Takes what a peer has sent that leaves. Without connections a device may confirm a write of
+    /// which the other side is told only later, so it is waited for.
+    fn wait_for_sent(&mut self, rank: Rank) {
+        if !self.peers[rank as usize].is_leaving() {
+            return;
+        }
+        crate::transport::do_until_done(|| {
+            self.drain_rails();
+            D::IS_CONNECTED || self.peers[rank as usize].has_all()
+        });
+        self.peers[rank as usize].settle_goodbye(&mut self.shared);
     }
 
     /// Lets the last letters and the goodbye of the control transport go. What it hears begins
@@ -179,8 +193,8 @@ impl<D: Device> RdmaTransport<D> {
                 let action = pair.generation_mut().handle_ready(number);
                 self.act(rank, action);
             }
-            Greeting::Leaving(received) => {
-                self.peers[rank as usize].handle_leaving(received, &mut self.shared);
+            Greeting::Leaving(goodbye) => {
+                self.peers[rank as usize].handle_leaving(goodbye);
             }
             Greeting::Message(tag, header, bytes) => {
                 let (peer, source) = (&mut self.peers[rank as usize], view_of_slice(&bytes));

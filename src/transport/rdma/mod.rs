@@ -93,7 +93,7 @@ use crate::memory::Region;
 use crate::prng::Prng;
 use crate::types::Rank;
 use generation::Phase;
-use greeting::{GREETING_BYTES_MAX, Greeting};
+use greeting::{GREETING_BYTES_MAX, Goodbye, Greeting};
 use pair::Fault;
 use peer::Peer;
 use record::Immediate;
@@ -549,9 +549,11 @@ impl<D: Device> RdmaTransport<D> {
         for rank in 0..self.peers.len() as Rank {
             let peer = &self.peers[rank as usize];
             if peer.is_open() && !peer.pair().is_unused() {
+                let sent = peer.sent();
                 self.end_links(rank);
-                let consumed = self.peers[rank as usize].inbox().consumed();
-                self.write_letter(rank, Greeting::Leaving(consumed));
+                let received = self.peers[rank as usize].inbox().consumed();
+                let goodbye = Goodbye { received, sent };
+                self.write_letter(rank, Greeting::Leaving(goodbye));
             }
         }
     }

@@ -289,6 +289,11 @@ impl<D: Device> Outbox<D> {
         }
     }
 
+    /// Positions that were ever given away.
+    pub fn sent(&self) -> u64 {
+        self.ring.next()
+    }
+
     /// The first position that the peer has not consumed, as far as is known.
     pub fn consumed(&self) -> u64 {
         self.ring.consumed()

@@ -12,7 +12,7 @@ mod sending;
 
 use super::device::Device;
 use super::gets::Gets;
-use super::greeting::Had;
+use super::greeting::{Goodbye, Had};
 use super::inbox::Inbox;
 use super::incoming::{IncomingMessages, IncomingPuts};
 use super::link::{Link, What};
@@ -55,8 +55,8 @@ pub struct Peer<D: Device> {
     is_listening: bool,
     /// The caller was told that posts are taken.
     is_told: bool,
-    /// It has said that it leaves in good order.
-    is_leaving: bool,
+    /// What it has said when it left in good order.
+    goodbye: Option<Goodbye>,
     /// How often its slot was used (clause 23).
     epoch: u32,
     /// What this rank knows it by, beside its positions, in this generation and in the last one.
@@ -85,7 +85,7 @@ impl<D: Device> Peer<D> {
             is_expected: false,
             is_listening: false,
             is_told: false,
-            is_leaving: false,
+            goodbye: None,
             epoch: 0,
             numbers: [None; 2],
             pair: Pair::new(),
@@ -252,16 +252,38 @@ impl<D: Device> Peer<D> {
         self.transfers.count() > 0
     }
 
-    /// Whether it has said that it leaves in good order, so that all that it has sent has come.
+    /// Whether it has said that it leaves in good order.
     pub fn is_leaving(&self) -> bool {
-        self.is_leaving
+        self.goodbye.is_some()
     }
 
-    /// The peer leaves, and has consumed this many positions.
-    pub fn handle_leaving(&mut self, consumed: u64, shared: &mut Shared<D>) {
-        self.is_leaving = true;
+    /// Whether all has come that it had sent when it left.
+    pub fn has_all(&self) -> bool {
+        let goodbye = self.goodbye.as_ref();
+        goodbye.is_none_or(|goodbye| self.inbox.received() >= goodbye.sent)
+    }
+
+    /// Positions that were given away, if all are confirmed; otherwise 0.
+    pub fn sent(&self) -> u64 {
+        match self.is_idle() {
+            true => self.outbox.sent(),
+            false => 0,
+        }
+    }
+
+    /// The peer leaves.
+    pub fn handle_leaving(&mut self, goodbye: Goodbye) {
+        self.goodbye = Some(goodbye);
+    }
+
+    /// What the peer had received when it left is known to have arrived. Its earlier counts have
+    /// come.
+    pub fn settle_goodbye(&mut self, shared: &mut Shared<D>) {
+        let Some(goodbye) = self.goodbye else {
+            return;
+        };
         // Anything else is no news, or not true.
-        let count = self.outbox.newly_consumed(consumed as u32 & VALUE_MASK);
+        let count = (self.outbox).newly_consumed(goodbye.received as u32 & VALUE_MASK);
         for _ in 0..count.unwrap_or(0) {
             self.pop_position(shared);
         }
