@@ -107,7 +107,7 @@ static ssize_t do_read_queue(struct queue *queue, struct fi_cq_data_entry *entri
 	size_t found = 0;
 
 	/* Completions come in any order, and some later than they could. */
-	while (!queue->has_failed && found < asked && queue->count && chance(16)) {
+	while (!queue->has_failed && found < asked && queue->count && chance(4)) {
 		size_t at = chance(queue->count);
 		struct entry one = queue->entries[at];
 		queue->entries[at] = queue->entries[queue->count - 1];
