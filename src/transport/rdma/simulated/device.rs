@@ -369,6 +369,7 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
 
     fn poll(&self, room: &mut [Ended]) -> std::result::Result<usize, String> {
         let mut state = self.world.lock();
+        state.hurry(self.number);
         let ended = &mut state.ended[self.number];
         let count = ended.len().min(room.len());
         for (place, one) in room.iter_mut().zip(ended.drain(..count)) {

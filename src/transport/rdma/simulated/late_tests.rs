@@ -26,6 +26,8 @@ struct Pair {
     ranks: [Box<dyn Transport>; 2],
     ends: [Vec<Completion>; 2],
     connected: u32,
+    /// A rank has heard that the other one has left.
+    has_left: bool,
 }
 
 impl Pair {
@@ -52,6 +54,7 @@ impl Pair {
             ranks,
             ends: Default::default(),
             connected: 0,
+            has_left: false,
         };
         pair.ranks[0].connect(1, &addresses[1]).unwrap();
         pair.ranks[1].connect(0, &addresses[0]).unwrap();
@@ -67,6 +70,7 @@ impl Pair {
             match event {
                 Event::Completion(end) => self.ends[at].push(end),
                 Event::Connected(_) => self.connected += 1,
+                Event::PeerLeft(..) => self.has_left = true,
                 _ => {}
             }
         }
@@ -206,4 +210,31 @@ fn a_region_that_only_took_a_message_ends_at_once() {
     pair.ranks[0].deregister(place.key()).unwrap();
     // One registration was for all peers and one for this peer.
     assert_eq!(pair.devices.lock().of_device(0), before - 2);
+}
+
+/// A device may confirm what it has sent before the other one tells that it has come, and the
+/// goodbye may be faster.
+#[test]
+fn what_a_rank_has_sent_before_it_left_has_come() {
+    for seed in 0..20 {
+        let mut pair = Pair::connect(seed, None);
+        let (place, source) = (pair.memory(0, BEFORE), pair.memory(1, SENT));
+        let short = |view: View| view.part(0, 64);
+        pair.ranks[1].test_send(0, 5, 0, short(source), 2).unwrap();
+        pair.until(|pair| !pair.ends[1].is_empty());
+        // What has come and is not told stays so, but for what polls find.
+        while !pair.ranks[1].leave(0) {
+            pair.poll(1);
+            let is_untold = pair.devices.lock().tell_posts();
+            let _ = pair.world.advance() || is_untold || pair.devices.advance();
+        }
+        while !pair.has_left {
+            pair.poll(0);
+            pair.world.advance();
+        }
+        pair.ranks[0].test_recv(1, 5, short(place), 1).unwrap();
+        pair.until(|pair| !pair.ends[0].is_empty());
+        assert_eq!(pair.ends[0][0].outcome, Outcome::Done, "seed {seed}");
+        assert!(all_are(short(place), SENT), "seed {seed}");
+    }
 }

@@ -59,7 +59,8 @@ pub struct State {
     pub queues: Vec<Line>,
     /// By device.
     pub ended: Vec<VecDeque<Ended>>,
-    /// Posts that are done, of which their device is told later, where it has no order.
+    /// Posts that are done, and arrivals, of which their device is told later, where it has no
+    /// order.
     late: Vec<(usize, Ended)>,
 }
 
@@ -357,7 +358,33 @@ impl State {
             immediate: Some(bits),
             ..Ended::default()
         };
-        self.tell(device, ended);
+        // Its sender may hear of it first.
+        match !self.is_ordered && self.random.chance(0.5) {
+            true => self.late.push((device, ended)),
+            false => self.tell(device, ended),
+        }
+    }
+
+    /// Tells of all posts that are done; whether something has come that is not told.
+    #[cfg(test)]
+    pub fn tell_posts(&mut self) -> bool {
+        for (device, ended) in std::mem::take(&mut self.late) {
+            match ended.is_receive {
+                true => self.late.push((device, ended)),
+                false => self.tell(device, ended),
+            }
+        }
+        !self.late.is_empty()
+    }
+
+    /// A device is asked what has come: some of it that is late is told now.
+    pub fn hurry(&mut self, device: usize) {
+        for (of, ended) in std::mem::take(&mut self.late) {
+            match of == device && ended.is_receive && self.random.chance(0.05) {
+                true => self.tell(device, ended),
+                false => self.late.push((of, ended)),
+            }
+        }
     }
 
     fn change(&mut self, device: usize, place: Place, what: Atomic, local: Own) -> Status {
