@@ -214,7 +214,9 @@ impl Library {
         }
         added.into_iter().for_each(Added::take_out);
         let advice = match named {
-            Some(_) => format!("it was named by {VARIABLE}"),
+            Some(_) => format!(
+                "it was named by {VARIABLE}: name another file, or unset it, and EFA's folder and the loader's are looked through"
+            ),
             None => format!(
                 "AWS: install the EFA software; Debian: apt-get install libfabric1; {VARIABLE} names another file"
             ),

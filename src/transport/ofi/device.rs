@@ -216,13 +216,13 @@ impl Device for OfiDevice {
     ) -> std::result::Result<(), String> {
         let half = Half::parse(other)?;
         if half.fabric != self.fabric {
+            let provider = self.domain.info().provider_name();
+            let what = match select::is_of_one_host(&provider) {
+                true => "host, which this provider does not leave",
+                false => "fabric",
+            };
             return Err(format!(
-                "it does not use {} on the same {}: give all ranks the same --transport",
-                self.name,
-                match select::is_of_one_host(&self.domain.info().provider_name()) {
-                    true => "host, which this provider does not leave",
-                    false => "fabric",
-                }
+                "it does not use {provider} on the same {what}: give all ranks the same --transport"
             ));
         }
         if half.version != self.version {
