@@ -320,7 +320,7 @@ fn ranks_that_disagree_or_come_twice_fail_all_with_one_cause() {
 #[test]
 fn a_rank_that_cannot_take_part_tells_all_why() {
     let job = Job::new(7).with("LINERATE_RENDEZVOUS", &tcp(free_port()));
-    let outcomes = job.with_rank(6, "LINERATE_TRANSPORT", "ofi").run();
+    let outcomes = job.with_rank(6, "LINERATE_TRANSPORT", "ofi:nosuch").run();
     check_all_say(&outcomes, &["transport ofi is unavailable"]);
     for outcome in &outcomes[..6] {
         assert!(

@@ -437,6 +437,13 @@ fn do_until_done(mut step: impl FnMut() -> bool) {
     }
 }
 
+/// The error of a rank whose address is not one of this transport.
+fn other_transport(peer: Rank, name: &str) -> crate::error::Error {
+    crate::error::Error::Bootstrap(format!(
+        "rank {peer} does not use the transport {name}, as this rank does: give all ranks the same (--transport, LINERATE_TRANSPORT)"
+    ))
+}
+
 /// Tells people, on standard error, what they should know of their job.
 fn say(rank: Rank, text: &str) {
     use std::io::Write;

@@ -8,7 +8,7 @@ use super::select;
 use crate::error::Result;
 use crate::memory::{Region, RegionKind, View};
 use crate::transport::PortInUse;
-use crate::transport::rdma::{Bytes, Completion, Device, Failure, News, Offer, Queue, Sizes};
+use crate::transport::rdma::{Bytes, Completion, Device, Failure, Offer, Queue, Sizes};
 use linerate_fabric_sys as fabric;
 use linerate_fabric_sys::raw::{FI_READ, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RX_CQ_DATA, FI_WRITE};
 use linerate_fabric_sys::{
@@ -165,20 +165,6 @@ impl Device for OfiDevice {
         self.domain.is_checked_by_device()
     }
 
-    fn is_there(&self) -> bool {
-        true
-    }
-
-    fn is_active(&self) -> bool {
-        true
-    }
-
-    fn note_down(&mut self) {}
-
-    fn refresh(&mut self) -> Option<String> {
-        None
-    }
-
     fn register(&self, view: View, region: Option<&Arc<Region>>, _: bool) -> Result<OfiMemory> {
         if region.is_some_and(|region| matches!(region.kind(), RegionKind::Dmabuf(_))) {
             return Err(unavailable(format!(
@@ -258,10 +244,6 @@ impl Device for OfiDevice {
             is_path: false,
             is_consequence: ended.is_stopped(),
         }
-    }
-
-    fn poll_news(&mut self) -> Option<(News, String)> {
-        None
     }
 }
 

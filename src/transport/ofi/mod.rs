@@ -53,11 +53,11 @@ pub fn open(
     if let (true, 0, Some(device)) = (names.is_empty(), rank, devices.first())
         && device.is_software()
     {
+        let name = super::rdma::Device::name(device);
+        let text = "software, and tcp and shm are faster";
         super::say(
             rank,
-            &format!(
-                "ofi: no NIC is there for libfabric; {device:?} is software, and tcp and shm are faster"
-            ),
+            &format!("ofi: libfabric has no NIC here: {name} is {text}"),
         );
     }
     if devices.iter().any(OfiDevice::is_write_emulated) {

@@ -194,16 +194,22 @@ pub trait Device: Debug + Send + Sized + 'static {
     fn stops_at_end(&self) -> bool;
 
     /// Whether the device answers.
-    fn is_there(&self) -> bool;
+    fn is_there(&self) -> bool {
+        true
+    }
 
     /// Whether packets get through, as far as the device has told.
-    fn is_active(&self) -> bool;
+    fn is_active(&self) -> bool {
+        true
+    }
 
     /// Packets do not get through now.
-    fn note_down(&mut self);
+    fn note_down(&mut self) {}
 
     /// Asks the device how it is on the network; news for people.
-    fn refresh(&mut self) -> Option<String>;
+    fn refresh(&mut self) -> Option<String> {
+        None
+    }
 
     /// Registers memory: a region, or the memory of one receive, whose registration ends before its
     /// completion is given. Relaxed order is allowed where `is_relaxed`.
@@ -236,7 +242,9 @@ pub trait Device: Debug + Send + Sized + 'static {
     fn explain(&self, completion: &Self::Completion) -> Failure;
 
     /// The next news, and its text for people.
-    fn poll_news(&mut self) -> Option<(News, String)>;
+    fn poll_news(&mut self) -> Option<(News, String)> {
+        None
+    }
 }
 
 /// Bytes that a device knows, as the library below takes them.

@@ -76,17 +76,28 @@ impl<D: Device> RdmaTransport<D> {
     }
 }
 
+/// The address of the control transport, behind this provider's name: others have one, too.
+fn of_control<D: Device>(peer: Rank, address: &Address) -> Result<Address> {
+    let rest = address.0.strip_prefix(D::NAME.as_bytes());
+    let rest = rest.and_then(|rest| rest.strip_prefix(&[0]));
+    let rest = rest.ok_or_else(|| crate::transport::other_transport(peer, D::NAME))?;
+    Ok(Address(rest.to_vec()))
+}
+
 impl<D: Device> Transport for RdmaTransport<D> {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
     fn local_address(&self) -> Address {
-        self.control.local_address()
+        let name = D::NAME.as_bytes().iter().chain(&[0]);
+        let control = self.control.local_address().0;
+        Address(name.copied().chain(control).collect())
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
         let is_small = !self.connects_at_first_use();
+        let address = &of_control::<D>(peer, address)?;
         self.use_slot(peer)?;
         let known = &mut self.peers[peer as usize];
         if peer == self.shared.rank {
@@ -381,7 +392,8 @@ impl<D: Device> Signals for RdmaTransport<D> {
 
 impl<D: Device> Expecting for RdmaTransport<D> {
     fn expect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        self.control.expect(peer, address)?;
+        self.control
+            .expect(peer, &of_control::<D>(peer, address)?)?;
         self.use_slot(peer)?;
         self.peers[peer as usize].expect();
         Ok(())

@@ -227,7 +227,8 @@ impl TcpTransport {
                 self.peers.len()
             )));
         }
-        let address = PeerAddress::parse(address)?;
+        let address = PeerAddress::parse(address);
+        let address = address.map_err(|_| super::other_transport(peer, "tcp"))?;
         let known = &mut self.peers[peer as usize];
         let epoch = known.reach().next_epoch();
         if known.state() == PeerState::Open {

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::kernel;
 use crate::memory::{Region, View};
 use crate::transport::rdma::device::{
-    Completion, Device, Failure, Local, Memory, News, OFFER_BYTES, Offer, Operation, Place, Queue,
+    Completion, Device, Failure, Local, Memory, OFFER_BYTES, Offer, Operation, Place, Queue,
     Segment,
 };
 use crate::transport::rdma::sizes::{RECEIVES_AT_ONCE, Sizes};
@@ -301,20 +301,6 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
         true
     }
 
-    fn is_there(&self) -> bool {
-        true
-    }
-
-    fn is_active(&self) -> bool {
-        true
-    }
-
-    fn note_down(&mut self) {}
-
-    fn refresh(&mut self) -> Option<String> {
-        None
-    }
-
     fn register(&self, view: View, region: Option<&Arc<Region>>, _: bool) -> Result<SimMemory> {
         let mut state = self.world.lock();
         let at = state.memories.len();
@@ -397,9 +383,5 @@ impl<const ORDERED: bool> Device for SimDevice<ORDERED> {
             is_path: ended.status == Status::Broken,
             is_consequence: ended.status == Status::Flushed,
         }
-    }
-
-    fn poll_news(&mut self) -> Option<(News, String)> {
-        None
     }
 }
