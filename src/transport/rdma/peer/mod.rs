@@ -257,10 +257,14 @@ impl<D: Device> Peer<D> {
         self.goodbye.is_some()
     }
 
-    /// Whether all has come that it had sent when it left.
+    /// Whether all has come that it had sent when it left: records, and the pieces of the messages
+    /// that were granted.
     pub fn has_all(&self) -> bool {
         let goodbye = self.goodbye.as_ref();
-        goodbye.is_none_or(|goodbye| self.inbox.received() >= goodbye.sent)
+        goodbye.is_none_or(|goodbye| {
+            let has_records = self.inbox.received() >= goodbye.sent;
+            goodbye.sent == 0 || (has_records && self.incoming.is_empty())
+        })
     }
 
     /// Positions that were given away, if all are confirmed; otherwise 0.
