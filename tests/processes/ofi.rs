@@ -32,9 +32,15 @@ fn every_algorithm_gives_the_bits_that_it_gives_over_connections() {
     }
 }
 
+/// Those that lose no packets on a busy machine, and do not wait longer and longer for them.
+fn prompt() -> impl Iterator<Item = &'static str> {
+    let is_prompt = |name: &&str| !name.ends_with("ofi_rxd");
+    providers().into_iter().filter(is_prompt)
+}
+
 #[test]
 fn traffic_of_pairs_flows_over_libfabric() {
-    for provider in providers() {
+    for provider in prompt() {
         let transport = (TCP.0, provider);
         for (role, ranks) in [
             ("stream", 2),
@@ -54,7 +60,7 @@ fn traffic_of_pairs_flows_over_libfabric() {
 
 #[test]
 fn absence_and_death_are_named_over_libfabric() {
-    for provider in providers() {
+    for provider in prompt() {
         let timeout = [(TCP.0, provider), ("LINERATE_TIMEOUT", "2")];
         let lines = results(spawn_late(("absent", 3), (2, &[0, 1], "RESULT"), &timeout));
         for line in &lines[..2] {

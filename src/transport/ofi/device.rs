@@ -28,6 +28,8 @@ pub struct OfiDevice {
     fabric: u32,
     bytes_per_second: f64,
     is_write_emulated: bool,
+    /// The provider sends again what was lost when it is polled, and wakes nobody for that.
+    has_timers: bool,
 }
 
 impl std::fmt::Debug for OfiDevice {
@@ -52,8 +54,12 @@ impl OfiDevice {
         let info = &found.info;
         let fabric = fabric::Fabric::open(info).map_err(refused)?;
         let domain = Domain::open(&fabric, info).map_err(refused)?;
-        let queue = open_queue(&domain, sizes)?;
         let peers = (sizes.completions / (sizes.receives + sizes.sends).max(1)) as usize;
+        let receives = match info.mode() & FI_RX_CQ_DATA {
+            0 => None,
+            _ => Some((sizes.receives as usize * peers.max(1)).min(info.receives_max())),
+        };
+        let queue = open_queue(&domain, sizes, receives)?;
         let addresses = AddressVector::open(&domain, peers).map_err(refused)?;
         let options = EndpointOptions {
             transmit_queue: &queue,
@@ -71,11 +77,7 @@ impl OfiDevice {
                 "{name} writes at most {longest} bytes at once: lower LINERATE_VERBS_CHUNK_BYTES, which is {post_bytes}"
             )));
         }
-        let receives = match info.mode() & FI_RX_CQ_DATA {
-            0 => 0,
-            _ => (sizes.receives as usize * peers.max(1)).min(info.receives_max()),
-        };
-        let lanes = Lanes::new(endpoint, queue, receives).map_err(refused)?;
+        let lanes = Lanes::new(endpoint, queue, receives.unwrap_or(0)).map_err(refused)?;
         let nic = info.nic().and_then(|nic| nic.link_bits_per_s);
         Ok(OfiDevice {
             name,
@@ -84,6 +86,7 @@ impl OfiDevice {
             fabric: common(info),
             bytes_per_second: nic.map_or(0.0, |bits| bits as f64 / 8.0),
             is_write_emulated: is_write_emulated.unwrap_or(false),
+            has_timers: info.provider_name().ends_with("ofi_rxd"),
             domain,
         })
     }
@@ -100,9 +103,19 @@ impl OfiDevice {
 }
 
 /// A completion queue for posts to all peers and what they write, with a descriptor if it can have
-/// one. What is lost with a dead peer keeps its context, so there are more of these than places.
-fn open_queue(domain: &Arc<Domain>, sizes: Sizes) -> Result<Arc<CompletionQueue>> {
-    let (entries, contexts) = (sizes.completions as usize, 2 * sizes.completions);
+/// one. What is posted keeps its context until its completion is polled, and for good where a peer
+/// has died; so contexts are twice the posts that the endpoint takes. Where writes take receives,
+/// nothing completes without a context.
+fn open_queue(
+    domain: &Arc<Domain>,
+    sizes: Sizes,
+    receives: Option<usize>,
+) -> Result<Arc<CompletionQueue>> {
+    let all = sizes.completions as usize;
+    let posts = domain.info().transmits_max().saturating_mul(2);
+    let contexts = posts.min(2 * all) + receives.unwrap_or(0);
+    let entries = receives.map_or(all, |_| contexts);
+    let contexts = u32::try_from(contexts).unwrap_or(u32::MAX);
     let with = |wait| CompletionQueue::open(domain, entries, contexts, wait);
     let opened = with(Wait::Descriptor).or_else(|_| with(Wait::Poll));
     opened.map_err(refused)
@@ -230,7 +243,8 @@ impl Device for OfiDevice {
 
     fn arm(&mut self) -> bool {
         let queue = self.lanes.queue();
-        queue.descriptor().is_some() && queue.may_sleep().unwrap_or(false)
+        let has_descriptor = queue.descriptor().is_some() && !self.has_timers;
+        has_descriptor && queue.may_sleep().unwrap_or(false)
     }
 
     fn explain(&self, ended: &Ended) -> Failure {
