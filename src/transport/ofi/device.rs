@@ -35,8 +35,8 @@ pub struct OfiDevice {
 impl std::fmt::Debug for OfiDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let waits = match self.lanes.queue().descriptor() {
-            Some(_) => "wakes sleepers",
-            None => "is polled",
+            Some(_) if !self.has_timers => "wakes sleepers",
+            _ => "is polled",
         };
         write!(
             f,
