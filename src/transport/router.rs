@@ -229,7 +229,8 @@ impl Transport for Router {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<()> {
-        let (host, near, far) = parse(address)?;
+        let parsed = parse(address);
+        let (host, near, far) = parsed.map_err(|_| super::other_transport(peer, "router"))?;
         let uses_memory = self
             .ways
             .get(peer as usize)

@@ -57,21 +57,24 @@ fn operations_overlap_and_threads_drive_one_engine() {
     results(spawn_late(("patient", 2), (1, &[0], "LOOKED"), &[TCP]));
 }
 
+/// Traffic of pairs, with the ranks that it takes.
+pub const OF_PAIRS: [(&str, u32); 9] = [
+    ("partial", 3),
+    ("stream", 2),
+    ("classes", 2),
+    ("opposite", 3),
+    ("outstanding", 2),
+    ("dropped", 2),
+    ("mixed", 3),
+    ("small", 4),
+    ("wrong", 3),
+];
+
 #[test]
 fn traffic_of_pairs_flows() {
     for rails in ["1", "4"] {
         let rails = ("LINERATE_TCP_RAILS", rails);
-        for (role, ranks) in [
-            ("partial", 3),
-            ("stream", 2),
-            ("classes", 2),
-            ("opposite", 3),
-            ("outstanding", 2),
-            ("dropped", 2),
-            ("mixed", 3),
-            ("small", 4),
-            ("wrong", 3),
-        ] {
+        for (role, ranks) in OF_PAIRS {
             results(spawn(role, ranks, &[TCP, rails]));
         }
     }

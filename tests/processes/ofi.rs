@@ -1,7 +1,7 @@
 //! The ranks of `processes.rs` over libfabric's software providers, with the algorithms and traffic
 //! of `network.rs`. A provider that is not here is skipped, and the test says so.
 
-use super::network::TCP;
+use super::network::{OF_PAIRS, TCP};
 use super::{results, spawn};
 use linerate::transport::{Event, Options, Region, Time, Transport, open};
 use linerate_children::spawn_late;
@@ -42,17 +42,7 @@ fn prompt() -> impl Iterator<Item = &'static str> {
 fn traffic_of_pairs_flows_over_libfabric() {
     for provider in prompt() {
         let transport = (TCP.0, provider);
-        for (role, ranks) in [
-            ("stream", 2),
-            ("classes", 2),
-            ("opposite", 3),
-            ("outstanding", 2),
-            ("dropped", 2),
-            ("mixed", 3),
-            ("small", 4),
-            ("wrong", 3),
-            ("overlap", 3),
-        ] {
+        for (role, ranks) in OF_PAIRS.into_iter().chain([("overlap", 3)]) {
             results(spawn(role, ranks, &[transport]));
         }
     }

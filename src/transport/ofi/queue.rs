@@ -390,7 +390,7 @@ impl rdma::Queue for OfiQueue {
 #[derive(Clone, Debug, Default)]
 pub struct Ended {
     id: u64,
-    is_arrival: bool,
+    /// Of a write of a peer that has come; none: a post has ended.
     data: Option<u32>,
     failure: Option<Arc<str>>,
     /// It was not posted, because its queue was stopped.
@@ -400,11 +400,9 @@ pub struct Ended {
 impl Ended {
     #[inline]
     fn of(one: &Completion) -> Ended {
-        let data = one.data();
         Ended {
             id: one.id().unwrap_or(RECEIVE_ID),
-            is_arrival: data.is_some(),
-            data,
+            data: one.data(),
             failure: None,
             is_stopped: false,
         }
@@ -424,7 +422,7 @@ impl Ended {
 impl rdma::Completion for Ended {
     #[inline]
     fn is_receive(&self) -> bool {
-        self.is_arrival
+        self.data.is_some()
     }
 
     #[inline]
@@ -434,7 +432,7 @@ impl rdma::Completion for Ended {
 
     #[inline]
     fn queue(&self) -> u32 {
-        match self.is_arrival {
+        match self.data.is_some() {
             true => NO_QUEUE,
             false => (self.id >> ID_BITS) as u32,
         }

@@ -266,18 +266,20 @@ fn of_provider(
         _ => None,
     };
     let source = source.as_deref();
-    // A write is complete when its bytes are there, if the provider can tell.
+    // A write is complete when its bytes are there. Not all devices can be asked for that: they
+    // complete it when the other one has confirmed it.
     let asked = |op_flags| Info::query(library, &hints(provider, source, op_flags));
-    let found = asked(FI_DELIVERY_COMPLETE).or_else(|_| asked(0));
+    let found = match (asked(FI_DELIVERY_COMPLETE), asked(0)) {
+        (Ok(first), Ok(others)) if !is_software(provider) => Ok([first, others].concat()),
+        (Err(_), found) if !is_software(provider) => found,
+        (Err(_), Ok(_)) => return Err("it does not tell when bytes have come".to_owned()),
+        (found, _) => found,
+    };
     let mut found = found.map_err(|error| match error.code() {
         Some(libc::ENODATA) => "libfabric finds none here".to_owned(),
         _ => error.to_string(),
     })?;
-    if provider == "efa" {
-        // Its fabric without copies cannot tell.
-        found.extend(asked(0).unwrap_or_default());
-        prefer_direct(&mut found);
-    }
+    prefer_direct(&mut found);
     let mut usable: Vec<Info> = Vec::new();
     let mut reason = "libfabric finds none here".to_owned();
     for info in found {

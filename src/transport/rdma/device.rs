@@ -190,7 +190,7 @@ pub trait Device: Debug + Send + Sized + 'static {
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 
     /// Whether no write of a peer goes on after the end of its registration, also one that has
-    /// begun. Otherwise memory that may end before the device's queues is not given to peers.
+    /// begun. Otherwise the memory of a receive is not given to peers.
     fn stops_at_end(&self) -> bool;
 
     /// Whether the device answers.

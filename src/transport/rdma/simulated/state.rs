@@ -14,6 +14,8 @@ const WORD_BYTES: usize = 8;
 /// Into how many parts, of whole lines, a write without order is divided at most.
 const PARTS_MAX: usize = 4;
 const LINE_BYTES: usize = 64;
+/// How much of what has come, and is told late, each look at a device finds.
+const FOUND_SHARE: f64 = 0.05;
 /// What comes to a device without connected queues comes to none of them.
 const NO_QUEUE: u32 = u32::MAX;
 
@@ -374,7 +376,7 @@ impl State {
     /// A device is asked what has come: some of it that is late is told now.
     pub fn hurry(&mut self, device: usize) {
         for (of, ended) in std::mem::take(&mut self.late) {
-            match of == device && ended.is_receive && self.random.chance(0.05) {
+            match of == device && ended.is_receive && self.random.chance(FOUND_SHARE) {
                 true => self.tell(device, ended),
                 false => self.late.push((of, ended)),
             }
